@@ -4,20 +4,20 @@ pytest loads the plug-in wherever aiordma is installed. The plug-in imports the 
 when a test needs it. For example::
 
     @pytest.mark.rdma(loss=0.01, seed=7)
-    async def test_transfer(): ...  # aiordma or pyverbs in this process, with 1 % loss
+    async def test_transfer_succeeds(): ...  # aiordma or pyverbs in this process, with 1 % loss
 
     @pytest.mark.rdma(loss="@1", frames="requests")
-    async def test_repeated(rdma_faults):
+    async def test_lost_request_is_retransmitted(rdma_faults):
         ...
         assert rdma_faults.counts().lost
 
-    def test_server(rdma_programs):
+    def test_client_passes_against_server(rdma_programs):
         server = rdma_programs.start("./server", "7471")  # ended with the test
         assert server.stdout.readline() == "ready\\n"
         assert "PASS" in rdma_programs.run("./client", "7471").stdout
 
     @pytest.mark.rdma_seeds(20)  # pytest --rdma-seeds=10000 for more
-    def test_on_simulated_hosts():
+    def test_program_succeeds_on_simulated_hosts():
         aiordma.testing.simulate(main, faults=PLAN)
 
 softdev/docs/ci-without-hardware.md describes the plug-in, and docs/testing.md describes

@@ -8,7 +8,7 @@
 
 For example, check that a program works despite lost and duplicated frames::
 
-    async def test_nothing_is_counted_twice():
+    async def test_each_request_is_counted_once():
         with testing.faults(seed=1, loss=0.05, duplicate=0.05) as injected:
             async with testing.connected_pair() as (client, server):
                 ...

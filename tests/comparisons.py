@@ -18,7 +18,7 @@ from bench.lanes import Options
 
 # The perftest comparison is tested in softdev/tests/programs.
 @pytest.mark.parametrize("name", [name for name in IN_ALL if name != "perftest"])
-def test_comparison_runs_and_judges_every_contender(name: str) -> None:
+def test_comparison_runs_and_evaluates_every_contender(name: str) -> None:
     """Each contender runs once with as little work as possible."""
     comparison = COMPARISONS[name]
     data = comparison.measure(Options(turns=1, share=0.01, most=64 << 10))

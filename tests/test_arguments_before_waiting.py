@@ -183,7 +183,7 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("call", ON_CONNECTION)
-async def test_connection_refuses_invalid_arguments_before_it_waits(
+async def test_connection_methods_validate_arguments_before_waiting(
     call: str, device_name: str
 ) -> None:
     make, text = ON_CONNECTION[call]
@@ -191,7 +191,7 @@ async def test_connection_refuses_invalid_arguments_before_it_waits(
         assert text in str(refused(make(ends)))
 
 
-def test_sharing_an_array_refuses_what_is_not_a_connection() -> None:
+def test_array_functions_raise_type_error_without_a_connection() -> None:
     for call in (
         lambda: arrays.share(cast(Any, 5), bytearray(8)),
         lambda: arrays.open_array(cast(Any, 5), b""),
@@ -200,7 +200,7 @@ def test_sharing_an_array_refuses_what_is_not_a_connection() -> None:
             call()
 
 
-def test_open_array_refuses_the_kind_before_it_opens_the_region() -> None:
+def test_open_array_rejects_an_invalid_kind_before_opening_the_region() -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(KIND)}$"):
         arrays.open_array(cast(Any, None), b"", cast(Any, "tensorflow"))
 
@@ -349,7 +349,7 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("call", OF_ADDRESS)
-async def test_call_with_an_address_refuses_invalid_arguments_before_it_waits(
+async def test_functions_with_an_address_validate_arguments_before_waiting(
     call: str, device_name: str
 ) -> None:
     make, text = OF_ADDRESS[call]
@@ -375,7 +375,7 @@ async def test_call_with_an_address_refuses_invalid_arguments_before_it_waits(
         (asyncio.Protocol, {"local_addr": 5}, "source must be a local (host, port)"),
     ],
 )
-def test_loop_refuses_invalid_arguments_before_it_waits(
+def test_event_loop_methods_validate_arguments_before_waiting(
     factory: Any, options: dict[str, Any], text: str
 ) -> None:
     async def main() -> None:
@@ -470,9 +470,7 @@ ON_FULL_QUEUE: dict[str, tuple[Callable[[AsyncQueuePair, Any], Awaitable[object]
 
 
 @pytest.mark.parametrize("call", ON_FULL_QUEUE)
-async def test_queue_pair_refuses_invalid_requests_before_it_waits(
-    call: str, device_name: str
-) -> None:
+async def test_queue_pair_validates_requests_before_waiting(call: str, device_name: str) -> None:
     make, text = ON_FULL_QUEUE[call]
     with full_queue(device_name) as (queue, piece):
         assert text in str(refused(make(queue, piece)))
@@ -491,7 +489,7 @@ ON_ID: dict[str, tuple[Callable[[AsyncConnectionId], Awaitable[object]], str]] =
 
 
 @pytest.mark.parametrize("call", ON_ID)
-async def test_connection_id_refuses_invalid_arguments_before_it_waits(
+async def test_connection_id_validates_arguments_before_waiting(
     call: str, device_name: str
 ) -> None:
     make, text = ON_ID[call]
@@ -499,7 +497,7 @@ async def test_connection_id_refuses_invalid_arguments_before_it_waits(
         assert text in str(refused(make(id)))
 
 
-async def test_connection_id_refuses_a_backlog_that_is_not_a_number(device_name: str) -> None:
+async def test_connection_id_listen_rejects_a_non_integer_backlog(device_name: str) -> None:
     async with AsyncConnectionId(device_name) as id:
         with pytest.raises(TypeError, match=r"^backlog must be an int, not str 'x'$"):
             id.listen(cast(Any, "x"))

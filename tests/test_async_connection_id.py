@@ -43,8 +43,8 @@ async def listening(
         yield listener, address
 
 
-async def until(there: Callable[[], bool]) -> None:
-    while not there():  # noqa: ASYNC110 - the listener has no event for it
+async def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the listener has no event for it
         await asyncio.sleep(0)
 
 
@@ -58,7 +58,7 @@ Connecting = asyncio.Task[cm.ConnectionEvent]
 
 
 @asynccontextmanager
-async def asking(
+async def connecting_id(
     device_name: str, address: cm.Address, data: bytes = b""
 ) -> AsyncIterator[tuple[AsyncConnectionId, Connecting]]:
     """Provide an ID that is connecting to a listener, and the task that awaits the response."""
@@ -104,9 +104,7 @@ async def connected(device_name: str, host: str) -> AsyncIterator[tuple[End, End
             yield one, two
 
 
-async def test_write_with_immediate_consumes_a_receive_without_bytes(
-    device_name: str, host: str
-) -> None:
+async def test_write_with_immediate_completes_an_empty_receive(device_name: str, host: str) -> None:
     async with connected(device_name, host) as (one, two):
         rights = verbs.AccessFlags.LOCAL_WRITE | verbs.AccessFlags.REMOTE_WRITE
         target = two.id.pd.reg_mr(64, rights)
@@ -118,7 +116,7 @@ async def test_write_with_immediate_consumes_a_receive_without_bytes(
         assert (completion.imm_data, len(data), bytes(target.buf[:5])) == (9, 0, b"hello")
 
 
-async def test_cancelled_receive_loses_no_message(device_name: str, host: str) -> None:
+async def test_cancelled_receive_does_not_lose_a_message(device_name: str, host: str) -> None:
     async with connected(device_name, host) as (one, two):
         for _ in range(3):
             waiting = asyncio.create_task(two.receives.get())
@@ -131,7 +129,7 @@ async def test_cancelled_receive_loses_no_message(device_name: str, host: str) -
 
 
 @pytest.mark.parametrize("active", [True, False], ids=["active", "passive"])
-async def test_disconnect_ends_pending_calls_at_both_sides(
+async def test_disconnect_fails_pending_calls_on_both_sides(
     device_name: str, host: str, active: bool
 ) -> None:
     async with connected(device_name, host) as (one, two):
@@ -156,14 +154,14 @@ async def test_disconnect_ends_pending_calls_at_both_sides(
                 await end.send(b"too late")
 
 
-async def test_request_wakes_the_task_in_get_request(device_name: str, host: str) -> None:
+async def test_connection_request_wakes_only_get_request(device_name: str, host: str) -> None:
     """A task that waits for the listener's end must not wake up instead."""
     async with listening(device_name, host) as (listener, address):
         ending = asyncio.create_task(listener.wait_disconnected())
         await asyncio.sleep(0)
         taking = asyncio.create_task(listener.get_request())
         await asyncio.sleep(0)
-        async with asking(device_name, address) as (_, connecting):
+        async with connecting_id(device_name, address) as (_, connecting):
             async with asyncio.timeout(60):
                 (await taking).reject()
             with pytest.raises(RejectedError):
@@ -173,7 +171,9 @@ async def test_request_wakes_the_task_in_get_request(device_name: str, host: str
             await ending
 
 
-async def test_disconnect_before_the_connection_does_nothing(device_name: str, host: str) -> None:
+async def test_disconnect_is_ignored_before_connection_is_established(
+    device_name: str, host: str
+) -> None:
     async with (
         listening(device_name, host) as (listener, address),
         AsyncConnectionId(device_name) as id,
@@ -196,7 +196,7 @@ async def test_disconnect_before_the_connection_does_nothing(device_name: str, h
 async def test_request_can_be_rejected_with_data(device_name: str, host: str) -> None:
     async with (
         listening(device_name, host) as (listener, address),
-        asking(device_name, address) as (_, connecting),
+        connecting_id(device_name, address) as (_, connecting),
     ):
         (await listener.get_request()).reject(b"not today")
         with pytest.raises(RejectedError) as caught:
@@ -204,14 +204,14 @@ async def test_request_can_be_rejected_with_data(device_name: str, host: str) ->
         assert caught.value.private_data[:9] == b"not today"
 
 
-async def test_request_of_a_gone_peer_can_be_rejected(device_name: str, host: str) -> None:
+async def test_request_from_departed_peer_can_be_rejected(device_name: str, host: str) -> None:
     async with listening(device_name, host) as (listener, address):
-        async with asking(device_name, address) as (_, connecting):
+        async with connecting_id(device_name, address) as (_, connecting):
             request = await listener.get_request()
         with pytest.raises(BufferStateError):
             await connecting
         if request.id.library.offers("withdrawn"):
-            await until(lambda: request.id._withdrawn)
+            await wait_until(lambda: request.id._withdrawn)
         request.reject(b"too late")
         assert request.id.closed
     async with AsyncConnectionId(device_name) as id:
@@ -220,12 +220,12 @@ async def test_request_of_a_gone_peer_can_be_rejected(device_name: str, host: st
             id.reject()  # not a request
 
 
-async def test_accept_of_an_answered_request_raises_verbs_error(
+async def test_accept_raises_verbs_error_after_request_was_rejected(
     device_name: str, host: str
 ) -> None:
     async with (
         listening(device_name, host) as (listener, address),
-        asking(device_name, address) as (_, connecting),
+        connecting_id(device_name, address) as (_, connecting),
     ):
         async with await listener.get_request() as request:
             request.create_qp()
@@ -241,7 +241,7 @@ async def test_requests_beyond_the_backlog_are_rejected(device_name: str, host: 
     async with listening(device_name, host, backlog=2) as (listener, address):
 
         async def ask() -> None:
-            async with asking(device_name, address) as (_, connecting):
+            async with connecting_id(device_name, address) as (_, connecting):
                 await connecting
 
         tasks = [asyncio.create_task(ask()) for _ in range(3)]
@@ -254,13 +254,11 @@ async def test_requests_beyond_the_backlog_are_rejected(device_name: str, host: 
             await listener.get_request()
 
 
-async def test_request_of_a_gone_peer_frees_its_place_in_the_backlog(
-    device_name: str, host: str
-) -> None:
+async def test_withdrawn_request_frees_its_backlog_slot(device_name: str, host: str) -> None:
     """The embedded device reports the withdrawal. A card's driver does not before the accept."""
     async with listening(device_name, host, backlog=1) as (listener, address):
-        async with asking(device_name, address, b"first") as (_, connecting):
-            await until(lambda: bool(listener._requests))
+        async with connecting_id(device_name, address, b"first") as (_, connecting):
+            await wait_until(lambda: bool(listener._requests))
             first = listener._requests[0]
             assert not first.id._withdrawn
         with pytest.raises(BufferStateError):
@@ -268,13 +266,13 @@ async def test_request_of_a_gone_peer_frees_its_place_in_the_backlog(
         tells = first.id.library.offers("withdrawn")
         assert tells is (device_name == EMBEDDED)
         if tells:
-            await until(lambda: first.id._withdrawn)
-        async with asking(device_name, address, b"second") as (_, connecting):
+            await wait_until(lambda: first.id._withdrawn)
+        async with connecting_id(device_name, address, b"second") as (_, connecting):
             if not tells:
                 with pytest.raises(RejectedError):
                     await connecting
                 return
-            await until(lambda: listener._requests[0] is not first)
+            await wait_until(lambda: listener._requests[0] is not first)
             async with await listener.get_request() as request:
                 assert request.request is not None
                 assert request.request.private_data[:6] == b"second"
@@ -283,13 +281,13 @@ async def test_request_of_a_gone_peer_frees_its_place_in_the_backlog(
                 await connecting
 
 
-async def test_closing_an_id_wakes_waiting_tasks(device_name: str, host: str) -> None:
+async def test_closing_connection_id_wakes_waiting_tasks(device_name: str, host: str) -> None:
     async with listening(device_name, host) as (listener, address):
-        requests = [request async for request in closing_soon(listener)]
+        requests = [request async for request in requests_until_closed(listener)]
         assert requests == []
     async with (
         listening(device_name, host) as (listener, address),
-        asking(device_name, address) as (id, connecting),
+        connecting_id(device_name, address) as (id, connecting),
     ):
         ended = asyncio.create_task(id.wait_disconnected())
         (await listener.get_request()).close()
@@ -299,7 +297,7 @@ async def test_closing_an_id_wakes_waiting_tasks(device_name: str, host: str) ->
                 await task
 
 
-async def closing_soon(listener: AsyncConnectionId) -> AsyncIterator[AsyncConnectionId]:
+async def requests_until_closed(listener: AsyncConnectionId) -> AsyncIterator[AsyncConnectionId]:
     asyncio.get_running_loop().call_soon(listener.close)
     async for request in listener:
         yield request
@@ -320,7 +318,7 @@ async def test_cancelled_connect_cannot_be_accepted(device_name: str, host: str)
                 await request.accept()
 
 
-async def test_addresses_without_a_device_raise_errors(device_name: str, host: str) -> None:
+async def test_resolve_addr_rejects_unusable_addresses(device_name: str, host: str) -> None:
     async with AsyncConnectionId(device_name) as id:
         with pytest.raises(ValueError, match=r"call resolve_addr\(\) first"):
             id.pd  # noqa: B018
@@ -331,7 +329,9 @@ async def test_addresses_without_a_device_raise_errors(device_name: str, host: s
         assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)
 
 
-async def test_failure_events_raise_the_matching_errors(device_name: str, host: str) -> None:
+async def test_cm_failure_events_raise_the_corresponding_errors(
+    device_name: str, host: str
+) -> None:
     """These events cannot be triggered on this machine, so the test delivers them itself."""
 
     async def after(
@@ -361,7 +361,7 @@ async def test_failure_events_raise_the_matching_errors(device_name: str, host: 
             await waiting
 
 
-async def test_invalid_uses_of_a_connection_id_raise_errors(device_name: str, host: str) -> None:
+async def test_connection_id_rejects_invalid_calls(device_name: str, host: str) -> None:
     with pytest.raises(DeviceNotFoundError):
         AsyncConnectionId("no_such_device")
     async with AsyncConnectionId(device_name) as id:
@@ -396,7 +396,7 @@ async def test_invalid_uses_of_a_connection_id_raise_errors(device_name: str, ho
                 await connecting
 
 
-async def test_disconnect_in_another_thread_raises_wrong_loop_error(
+async def test_disconnect_from_another_thread_raises_wrong_loop_error(
     device_name: str, host: str
 ) -> None:
     async with connected(device_name, host) as (one, two):
@@ -418,7 +418,7 @@ async def test_async_queue_pair_accepts_a_synchronous_id(device: verbs.Device, h
                     aiordma.AsyncQueuePair(pd, ROOM, id=id, source_qpn=1)
 
 
-def test_open_id_warns_when_its_loop_ends(device_name: str, host: str) -> None:
+def test_unclosed_connection_id_warns_when_event_loop_closes(device_name: str, host: str) -> None:
     async def forget() -> None:
         id = AsyncConnectionId(device_name)
         id.id.bind_addr((host, 0))

@@ -67,7 +67,9 @@ async def connected(
             side.mr.close()
 
 
-async def test_every_operation_can_be_awaited_or_started(pd: verbs.ProtectionDomain) -> None:
+async def test_awaited_and_nowait_operations_return_their_completions(
+    pd: verbs.ProtectionDomain,
+) -> None:
     """tests/verbs/test_batch.py tests the same operations in batches."""
     async with connected(pd) as (one, two):
         queue, piece, there = one.queue, one.piece(), (two.mr.addr, two.mr.rkey)
@@ -111,7 +113,7 @@ async def test_async_batch_completes_or_discards_all_requests(pd: verbs.Protecti
         assert not any(one.mr.buf[8:16])  # it was dropped
 
 
-async def test_full_send_queue_is_waited_for_in_order(pd: verbs.ProtectionDomain) -> None:
+async def test_full_send_queue_serves_waiters_in_fifo_order(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=2)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         done: list[int] = []
@@ -128,7 +130,9 @@ async def test_full_send_queue_is_waited_for_in_order(pd: verbs.ProtectionDomain
         assert one.queue.qp.free_send_slots == size
 
 
-async def test_waiter_that_needs_more_room_is_not_overtaken(pd: verbs.ProtectionDomain) -> None:
+async def test_small_batch_does_not_overtake_a_waiting_larger_batch(
+    pd: verbs.ProtectionDomain,
+) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=4)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         order: list[str] = []
@@ -148,7 +152,9 @@ async def test_waiter_that_needs_more_room_is_not_overtaken(pd: verbs.Protection
             await write("too many", size + 1)
 
 
-async def test_fail_ends_pending_operations_with_its_cause(pd: verbs.ProtectionDomain) -> None:
+async def test_pending_operations_fail_with_the_cause_passed_to_fail(
+    pd: verbs.ProtectionDomain,
+) -> None:
     """Completed operations are still delivered. Later operations fail with the same cause."""
     async with connected(pd) as (one, two):
         arrived, waiting = two.queue.recv_nowait([two.piece()]), two.queue.recv_nowait()
@@ -165,7 +171,9 @@ async def test_fail_ends_pending_operations_with_its_cause(pd: verbs.ProtectionD
         assert caught.value.__cause__ is cause
 
 
-async def test_receive_ring_posts_later_when_the_queue_is_full(pd: verbs.ProtectionDomain) -> None:
+async def test_receive_ring_reposts_its_receives_after_a_full_queue_drains(
+    pd: verbs.ProtectionDomain,
+) -> None:
     """A place of the ring that finds the queue full must not be lost."""
     async with connected(pd, rnr_retry=7, min_rnr_timer=0.4) as (one, two):
         ring = two.queue.receives(2, 8)
@@ -189,7 +197,7 @@ async def test_receive_ring_posts_later_when_the_queue_is_full(pd: verbs.Protect
         assert len(ring._posted) + len(ring._taken) == 2
 
 
-async def test_receive_ring_without_room_posts_nothing(pd: verbs.ProtectionDomain) -> None:
+async def test_receive_ring_posts_all_of_its_receives_or_none(pd: verbs.ProtectionDomain) -> None:
     """Receives left behind would consume messages that may be too long for them."""
     async with connected(pd, QPCapabilities(max_recv_wr=8)) as (one, two):
         size = two.queue.qp.capabilities.max_recv_wr
@@ -209,7 +217,7 @@ async def test_receive_ring_without_room_posts_nothing(pd: verbs.ProtectionDomai
             two.queue.receives(1, 1)
 
 
-async def test_receive_ring_delivers_arrived_messages_before_the_failure(
+async def test_receive_ring_delivers_received_messages_before_raising(
     pd: verbs.ProtectionDomain,
 ) -> None:
     """Every later call raises the failure again. After the close, the ring is closed."""
@@ -295,7 +303,9 @@ async def test_unsignaled_requests_never_block_the_send_queue(
         assert int.from_bytes(one.mr.buf[16:24], "little") == 20 * size - 1
 
 
-async def test_unsignaled_future_ends_with_the_next_completion(pd: verbs.ProtectionDomain) -> None:
+async def test_unsignaled_request_completes_with_next_signaled_request(
+    pd: verbs.ProtectionDomain,
+) -> None:
     async with connected(pd) as (one, two):
         request = SendWorkRequest(
             5, WROpcode.RDMA_WRITE, [one.piece()], 0, remote_addr=two.mr.addr, rkey=two.mr.rkey
@@ -312,9 +322,7 @@ async def test_unsignaled_future_ends_with_the_next_completion(pd: verbs.Protect
         assert (await refused[0]).ok
 
 
-async def test_request_cancelled_while_waiting_for_room_is_not_posted(
-    pd: verbs.ProtectionDomain,
-) -> None:
+async def test_request_cancelled_before_posting_is_never_posted(pd: verbs.ProtectionDomain) -> None:
     """The next waiting request gets its turn."""
     async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
@@ -337,7 +345,7 @@ async def test_request_cancelled_while_waiting_for_room_is_not_posted(
         assert one.queue.qp.free_send_slots == size
 
 
-async def test_cancellation_after_posting_changes_nothing(pd: verbs.ProtectionDomain) -> None:
+async def test_request_cancelled_after_posting_still_completes(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd) as (one, two):
         one.mr.buf[:8] = b"12345678"
         task = asyncio.create_task(one.queue.write([one.piece()], two.mr.addr, two.mr.rkey))
@@ -350,7 +358,7 @@ async def test_cancellation_after_posting_changes_nothing(pd: verbs.ProtectionDo
         assert one.queue.qp.free_send_slots == one.queue.qp.capabilities.max_send_wr
 
 
-async def test_refused_request_blocks_no_other(pd: verbs.ProtectionDomain) -> None:
+async def test_rejected_request_does_not_block_later_requests(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         wrong = SendWorkRequest(0, WROpcode.TSO)
@@ -369,7 +377,7 @@ async def test_refused_request_blocks_no_other(pd: verbs.ProtectionDomain) -> No
         assert not isinstance(results[2], BaseException)
 
 
-async def test_failure_ends_every_pending_operation(pd: verbs.ProtectionDomain) -> None:
+async def test_failed_request_flushes_all_pending_operations(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd, QPCapabilities(max_send_wr=1)) as (one, two):
         size = one.queue.qp.capabilities.max_send_wr
         receive = one.queue.recv_nowait([one.piece(64)])
@@ -404,7 +412,7 @@ async def test_submit_accepts_empty_lists_and_rejects_invalid_elements(
                 one.queue.recv_nowait(wrong)  # type: ignore[arg-type]
 
 
-async def test_close_ends_every_pending_operation(pd: verbs.ProtectionDomain) -> None:
+async def test_close_fails_all_pending_operations(pd: verbs.ProtectionDomain) -> None:
     async with connected(pd) as (one, _):
         task = asyncio.create_task(one.queue.recv([one.piece()]))
         await asyncio.sleep(0)
@@ -420,7 +428,7 @@ async def test_close_ends_every_pending_operation(pd: verbs.ProtectionDomain) ->
         assert one.queue.qp.closed
 
 
-async def test_failed_queue_pair_creation_leaves_nothing_behind(pd: verbs.ProtectionDomain) -> None:
+async def test_failed_queue_pair_creation_leaks_no_resources(pd: verbs.ProtectionDomain) -> None:
     with pytest.raises(UnsupportedError):
         AsyncQueuePair(pd, max_tso_header=64)
 
@@ -440,7 +448,7 @@ async def test_datagram_is_sent_and_received(pd: verbs.ProtectionDomain) -> None
 
 
 @pytest.mark.parametrize("kind", [EventType.QP_FATAL, EventType.CQ_ERR, EventType.DEVICE_FATAL])
-async def test_device_failure_ends_every_pending_operation(
+async def test_device_failure_event_fails_pending_operations(
     context: verbs.Context, pd: verbs.ProtectionDomain, kind: EventType
 ) -> None:
     """Nothing may complete after this event. Each error has the device's report as its cause."""

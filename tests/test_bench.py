@@ -44,7 +44,7 @@ def until_all_are(expected: str, pids: list[str]) -> None:
     assert {*map(state, pids)} == {expected}
 
 
-def test_polling_contender_is_stopped_between_its_turns(tmp_path: Path) -> None:
+def test_contender_processes_are_suspended_between_turns(tmp_path: Path) -> None:
     """The contender's processes end with the process that started them.
 
     A Python with another path counts as another environment.
@@ -73,7 +73,7 @@ def test_polling_contender_is_stopped_between_its_turns(tmp_path: Path) -> None:
     until_all_are("Z", pids)
 
 
-def test_processes_of_another_run_stop_the_measurement() -> None:
+def test_measure_exits_when_another_run_is_active() -> None:
     """A leftover process that computes would slow down the programs being measured."""
     left = [sys.executable, "-c", "while True: pass", "bench.worker"]
     with subprocess.Popen(left) as process:
@@ -87,7 +87,7 @@ def test_processes_of_another_run_stop_the_measurement() -> None:
 @pytest.mark.parametrize(
     ("rest", "said"), [("sys.exit(3)", "ended with 3"), ("signal.pause()", "hung")]
 )
-def test_failing_or_hanging_contender_is_named_and_ended(
+def test_bench_continues_after_a_contender_fails_or_hangs(
     rest: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other contenders continue."""
@@ -110,7 +110,7 @@ def test_failing_or_hanging_contender_is_named_and_ended(
 COMMITTED = command.HERE / command.SAVED
 
 
-def test_committed_results_match_the_command() -> None:
+def test_results_page_matches_the_committed_measurements() -> None:
     """The page is generated. Each missed goal has a note, and each note is about a requirement."""
     results = json.loads(COMMITTED.read_text())
     text = (command.HERE / "RESULTS.md").read_text()
@@ -124,7 +124,7 @@ def test_committed_results_match_the_command() -> None:
     assert command.NOTES.keys() <= asked
 
 
-def test_bench_prints_one_comparison() -> None:
+def test_bench_command_prints_the_requested_comparison() -> None:
     done = bench("imports", "--quick")
     assert done.returncode == 0
     assert done.stderr.endswith("measuring: Import\n")
@@ -139,7 +139,7 @@ OWN = (64 << 10) * (4 if SANITIZED else 1)
 REACHED = 4 if SANITIZED else 5
 
 
-def test_costs_are_within_their_limits(tmp_path: Path) -> None:
+def test_connection_and_transfer_costs_stay_within_limits(tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
     sizes = ("--count", "60", "--mib", "64", "--seconds", "0.5")
     done = bench("cost", *sizes, "--json", str(file))

@@ -70,13 +70,13 @@ def connected(
         yield client, server
 
 
-def until_it_receives(conn: blocking.Connection) -> None:
+def wait_until_receiving(conn: blocking.Connection) -> None:
     """Wait until another thread waits in `recv`."""
     while not blocking.call(lambda: figures(conn.asynchronous)["receivers"]):
         pass
 
 
-def test_exception_in_with_is_named_to_the_peer(serve: blocking.Listener) -> None:
+def test_exception_in_with_block_sends_only_its_type_to_the_peer(serve: blocking.Listener) -> None:
     """The peer gets the type of the exception, but not its text."""
     with connected(serve) as (client, server):
         with pytest.raises(ZeroDivisionError), client:
@@ -86,7 +86,7 @@ def test_exception_in_with_is_named_to_the_peer(serve: blocking.Listener) -> Non
         assert "secret" not in str(caught.value)
 
 
-def test_memory_operations_work_from_several_threads(serve: blocking.Listener) -> None:
+def test_remote_memory_operations_are_thread_safe(serve: blocking.Listener) -> None:
     memory = bytearray(16)
     with connected(serve) as (client, server), server.register(memory) as region:
         share = server.send_region(region, access=Rights.READ | Rights.WRITE | Rights.ATOMIC)
@@ -105,7 +105,7 @@ def test_memory_operations_work_from_several_threads(serve: blocking.Listener) -
         blocking.call(share.revoke)
 
 
-def test_connections_of_several_threads_wait_concurrently(serve: blocking.Listener) -> None:
+def test_threads_use_separate_connections_concurrently(serve: blocking.Listener) -> None:
     def echo(_: int) -> None:
         with serve.accept() as conn:
             for message in conn:
@@ -148,7 +148,7 @@ def test_second_thread_reading_a_stream_raises_busy_error(host: str, device_name
 
 
 @pytest.mark.skipif(not hasattr(asyncio.StreamWriter, "__del__"), reason="new in Python 3.11.5")
-def test_dropped_stream_warns_and_ends(host: str, device_name: str) -> None:
+def test_garbage_collected_stream_warns_and_sends_eof(host: str, device_name: str) -> None:
     """The stream ends in its loop's thread, which emits the warning."""
     ended = SimpleQueue[bytes]()
 
@@ -174,7 +174,7 @@ def test_dropped_stream_warns_and_ends(host: str, device_name: str) -> None:
 # ---- time limits, errors, interrupts ------------------------------------------------------------
 
 
-def test_timed_out_call_loses_no_message(serve: blocking.Listener) -> None:
+def test_timed_out_recv_does_not_lose_a_message(serve: blocking.Listener) -> None:
     """The connection stays usable after the timeout."""
     with connected(serve) as (client, server):
         with pytest.raises(TimeoutError, match=r"after 0\.01 seconds"):
@@ -200,7 +200,7 @@ def test_within_rejects_invalid_times(
         serve.within(seconds)
 
 
-def test_errors_are_those_of_the_asynchronous_interface(
+def test_blocking_calls_raise_the_same_errors_as_async_calls(
     serve: blocking.Listener, host: str, device_name: str
 ) -> None:
     with connected(serve) as (client, server):
@@ -223,7 +223,7 @@ def handling(handler: Callable[[], object], conn: blocking.Connection) -> Iterat
     """Run a signal handler in this thread as soon as the thread waits in `recv`."""
 
     def raise_when_it_waits(thread: int) -> None:
-        until_it_receives(conn)
+        wait_until_receiving(conn)
         signal.pthread_kill(thread, signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, lambda *_: handler())
@@ -235,7 +235,7 @@ def handling(handler: Callable[[], object], conn: blocking.Connection) -> Iterat
         signal.signal(signal.SIGALRM, before)
 
 
-def test_interrupt_ends_the_call(serve: blocking.Listener) -> None:
+def test_interrupt_during_recv_raises_keyboard_interrupt(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server):
         with (
             pytest.raises(KeyboardInterrupt),
@@ -247,7 +247,7 @@ def test_interrupt_ends_the_call(serve: blocking.Listener) -> None:
         assert client.statistics().messages_sent == 1
 
 
-def test_interrupt_before_the_wait_ends_the_call(serve: blocking.Listener) -> None:
+def test_call_interrupted_before_waiting_is_cancelled(serve: blocking.Listener) -> None:
     """The call has been submitted, but its thread is not waiting for it yet."""
     with connected(serve) as (client, server):
         interrupt(server.recv, has_result=False)
@@ -271,36 +271,36 @@ def interrupt(function: Callable[[], object], *, has_result: bool = True) -> Non
             function()
 
 
-def by_recv(conn: blocking.Connection) -> tuple[bytes, int | None]:
+def call_recv(conn: blocking.Connection) -> tuple[bytes, int | None]:
     return conn.recv(), None
 
 
-def by_next(conn: blocking.Connection) -> tuple[bytes, int | None]:
+def call_next(conn: blocking.Connection) -> tuple[bytes, int | None]:
     return next(iter(conn)), None
 
 
-def by_recv_into(conn: blocking.Connection) -> tuple[bytes, int | None]:
+def call_recv_into(conn: blocking.Connection) -> tuple[bytes, int | None]:
     memory = bytearray(3)
     length, imm = conn.recv_into(memory)
     return bytes(memory[:length]), imm
 
 
-def by_recv_with(conn: blocking.Connection) -> tuple[bytes, int | None]:
+def call_recv_with(conn: blocking.Connection) -> tuple[bytes, int | None]:
     memory, length, imm = conn.recv_with(bytearray)
     return bytes(memory[:length]), imm
 
 
-RECEIVERS = [by_recv, by_next, by_recv_into, by_recv_with]
+RECEIVERS = [call_recv, call_next, call_recv_into, call_recv_with]
 
 
-def test_interrupt_loses_no_message(serve: blocking.Listener) -> None:
+def test_interrupted_receive_does_not_lose_a_message(serve: blocking.Listener) -> None:
     """The next call may be of another kind. The message keeps its place and its immediate data."""
     with connected(serve) as (client, server):
         for lost, then in itertools.product(RECEIVERS, repeat=2):
             client.send(b"1st", imm=1)
             client.send(b"2nd", imm=2)
             interrupt(partial(lost, server))
-            shows_imm = then in (by_recv_into, by_recv_with)
+            shows_imm = then in (call_recv_into, call_recv_with)
             for data, imm in ((b"1st", 1), (b"2nd", 2)):
                 assert then(server.within(100)) == (data, imm if shows_imm else None)
 
@@ -310,11 +310,11 @@ class Signal(int):
     """Raises the signal. Unlike after a call, Python does not check for signals here."""
 
 
-def look_for_signals() -> None:
+def check_signals() -> None:
     """Let Python handle pending signals, which it does when a function starts."""
 
 
-def test_interrupt_after_the_result_loses_no_message(
+def test_interrupt_after_receive_completes_does_not_lose_a_message(
     serve: blocking.Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No code between a result and its return to the program may check for signals.
@@ -329,7 +329,7 @@ def test_interrupt_after_the_result_loses_no_message(
             interrupt.sent  # noqa: B018
         return result
 
-    def by_recv(conn: blocking.Connection) -> Iterator[bytes]:
+    def call_recv(conn: blocking.Connection) -> Iterator[bytes]:
         yield conn.recv()
 
     received: list[bytes] = []
@@ -342,9 +342,9 @@ def test_interrupt_after_the_result_loses_no_message(
             during.setattr(blocking._LoopThread, "call", interrupted)
             while len(received) < len(sent):
                 try:
-                    for message in by_recv(server) if interrupts < 2 else server.within(100):
+                    for message in call_recv(server) if interrupts < 2 else server.within(100):
                         received.append(message)
-                        look_for_signals()
+                        check_signals()
                         if len(received) == len(sent):
                             break
                 except KeyboardInterrupt:
@@ -352,7 +352,7 @@ def test_interrupt_after_the_result_loses_no_message(
     assert (received, interrupts) == (sent, 4)
 
 
-def test_message_kept_by_an_interrupt_obeys_the_rules(serve: blocking.Listener) -> None:
+def test_recv_into_validates_memory_after_an_interrupted_recv(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server), server.register(bytearray(9)) as region:
         client.send(b"kept", imm=1)
         client.send(b"until the end")
@@ -372,7 +372,7 @@ def test_message_kept_by_an_interrupt_obeys_the_rules(serve: blocking.Listener) 
         assert list(server) == []
 
 
-def test_interrupt_loses_no_region_or_buffer(serve: blocking.Listener) -> None:
+def test_interrupted_receive_does_not_lose_a_region_or_buffer(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server), server.register(bytearray(8)) as region:
         for _ in range(2):
             server.send_region(region)
@@ -394,7 +394,7 @@ def test_result_of_an_interrupted_call_is_released(
     with connected(serve) as (client, server), server.register(bytearray(8)) as region:
 
         def shared() -> int:
-            return blocking.call(lambda: figures_of_memory(server)["shared_regions"])
+            return blocking.call(lambda: sharing_figures(server)["shared_regions"])
 
         interrupt(partial(server.send_region, region))
         interrupt(partial(server.share, region))
@@ -422,11 +422,11 @@ def test_result_of_an_interrupted_call_is_released(
         pass
 
 
-def figures_of_memory(conn: blocking.Connection) -> dict[str, int]:
+def sharing_figures(conn: blocking.Connection) -> dict[str, int]:
     return conn.asynchronous._sharing.figures()
 
 
-def test_interrupt_loses_no_bytes_of_a_stream(host: str, device_name: str) -> None:
+def test_interrupted_stream_read_does_not_lose_bytes(host: str, device_name: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"0123456789a line\nthe rest")
         await reader.read()
@@ -457,7 +457,7 @@ def test_interrupt_loses_no_bytes_of_a_stream(host: str, device_name: str) -> No
 # ---- destructors and signal handlers ------------------------------------------------------------
 
 
-AT_ANY_STEP = """
+REENTRANT_PROGRAM = """
 import signal, sys
 from aiordma import blocking
 depth = 0
@@ -480,13 +480,13 @@ print("no deadlock")
 
 
 @pytest.mark.any_device
-def test_call_nested_at_any_step_does_not_deadlock() -> None:
+def test_reentrant_call_at_any_line_does_not_deadlock() -> None:
     """A signal handler, or a destructor run by the garbage collector, may call at any time."""
-    done = run_python("-c", AT_ANY_STEP)
+    done = run_python("-c", REENTRANT_PROGRAM)
     assert (done.returncode, done.stdout, done.stderr) == (0, "no deadlock\n", "")
 
 
-def test_signal_handler_can_call_during_a_call(serve: blocking.Listener) -> None:
+def test_signal_handler_can_send_during_a_blocking_recv(serve: blocking.Listener) -> None:
     with (
         connected(serve) as (client, server),
         handling(partial(client.send, b"from the handler"), server),
@@ -495,7 +495,9 @@ def test_signal_handler_can_call_during_a_call(serve: blocking.Listener) -> None
 
 
 @pytest.mark.parametrize("where", ["its own thread", "the thread of leases"])
-def test_destructor_in_a_thread_of_aiordma_can_close(serve: blocking.Listener, where: str) -> None:
+def test_destructor_in_an_internal_thread_can_close_connections(
+    serve: blocking.Listener, where: str
+) -> None:
     """It only starts the close. Waiting for it could block the thread that has to finish it."""
     refused: SimpleQueue[type[Exception]] = SimpleQueue()
 
@@ -524,7 +526,7 @@ def test_destructor_in_a_thread_of_aiordma_can_close(serve: blocking.Listener, w
         assert list(client) == []
 
 
-def test_failure_of_an_unawaited_close_is_logged(
+def test_unawaited_close_failure_is_logged(
     serve: blocking.Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -538,7 +540,7 @@ def test_failure_of_an_unawaited_close_is_logged(
 # ---- beside an event loop -----------------------------------------------------------------------
 
 
-def test_connecting_to_a_server_of_the_own_loop_raises_wrong_loop_error(
+def test_connect_to_server_on_the_same_loop_raises_wrong_loop_error(
     serve: blocking.Listener, host: str, device_name: str
 ) -> None:
     """The server could not respond while the call blocks its loop.
@@ -574,9 +576,7 @@ def test_connecting_to_a_server_of_the_own_loop_raises_wrong_loop_error(
     asyncio.run(main())
 
 
-def test_region_registered_without_with_can_be_closed_in_any_thread(
-    serve: blocking.Listener,
-) -> None:
+def test_registered_region_can_be_closed_from_any_thread(serve: blocking.Listener) -> None:
     memory = bytearray(8)
     with connected(serve) as (client, server):
         region = client.register(memory)
@@ -593,16 +593,16 @@ def test_region_registered_without_with_can_be_closed_in_any_thread(
 # ---- the thread ---------------------------------------------------------------------------------
 
 
-def test_call_from_its_own_thread_raises_wrong_loop_error(serve: blocking.Listener) -> None:
+def test_call_from_the_loop_thread_raises_wrong_loop_error(serve: blocking.Listener) -> None:
     with pytest.raises(errors.WrongLoopError, match="could deadlock"):
         blocking.call(serve.accept)
 
 
-def test_stop_ends_pending_calls_and_warns(serve: blocking.Listener) -> None:
+def test_stop_fails_pending_calls_and_warns_about_open_objects(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server), ThreadPoolExecutor(1) as threads:
         region = client.register(bytearray(16))
         waiting = threads.submit(list, server)  # `stop` must not look like a close by the peer
-        until_it_receives(server)
+        wait_until_receiving(server)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             blocking.stop()
@@ -621,7 +621,7 @@ def test_stop_ends_pending_calls_and_warns(serve: blocking.Listener) -> None:
     blocking.stop()  # no effect
 
 
-def test_cancellation_within_a_call_is_not_stop(serve: blocking.Listener) -> None:
+def test_cancelled_error_in_a_call_does_not_stop_the_loop_thread(serve: blocking.Listener) -> None:
     """The thread keeps working after a cancelled call, with or without a time limit."""
 
     async def cancel() -> None:
@@ -638,7 +638,7 @@ def test_cancellation_within_a_call_is_not_stop(serve: blocking.Listener) -> Non
         assert server.recv() == b"after it"
 
 
-def test_failed_thread_start_is_raised_and_can_be_repeated(
+def test_call_can_be_retried_after_the_loop_thread_fails_to_start(
     monkeypatch: pytest.MonkeyPatch, host: str, device_name: str
 ) -> None:
     def fail() -> asyncio.AbstractEventLoop:
@@ -652,7 +652,7 @@ def test_failed_thread_start_is_raised_and_can_be_repeated(
         assert listener.port
 
 
-def test_exit_in_a_call_is_raised_to_the_caller(serve: blocking.Listener) -> None:
+def test_system_exit_in_a_call_is_raised_to_the_caller(serve: blocking.Listener) -> None:
     """The thread and its open connections keep working."""
     with connected(serve) as (client, server):
         for function in (sys.exit, exit_later):
@@ -668,7 +668,7 @@ async def exit_later(status: int) -> None:
     sys.exit(status)
 
 
-def test_exit_in_a_task_is_logged(
+def test_system_exit_in_a_background_task_is_logged(
     serve: blocking.Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The thread and its open connections keep working."""
@@ -712,7 +712,7 @@ def test_concurrent_first_calls_share_one_thread() -> None:
         assert len({one.result() for one in each}) == 1
 
 
-def test_stop_from_its_own_thread_raises_wrong_loop_error() -> None:
+def test_stop_from_the_loop_thread_raises_wrong_loop_error() -> None:
     with pytest.raises(errors.WrongLoopError, match="could deadlock"):
         blocking.call(blocking.stop)
     assert blocking.call(len, b"goes on") == 7
@@ -727,7 +727,7 @@ def test_stop_from_its_own_thread_raises_wrong_loop_error() -> None:
         (False, "", "b'hello'\n"),  # the program ends after the thread
     ],
 )
-def test_program_end_matches_the_blocking_page(
+def test_waiting_thread_behaves_as_documented_at_program_exit(
     host: str, device_name: str, daemon: bool, last: str, printed: str
 ) -> None:
     """docs/blocking.md describes how a thread that waits behaves when the program ends."""
@@ -809,7 +809,7 @@ def test_forked_child_opens_its_own_connections(
 # ---- derived ------------------------------------------------------------------------------------
 
 
-def test_blocking_classes_have_every_public_name() -> None:
+def test_blocking_classes_mirror_the_public_async_methods() -> None:
     for ours, theirs, left_out in (
         (blocking.Connection, transport.Connection, LEFT_OUT),
         (blocking.Listener, transport.Listener, {"addresses", "host", "stop"}),
@@ -818,7 +818,7 @@ def test_blocking_classes_have_every_public_name() -> None:
         assert names - set(dir(ours)) == set(left_out)
 
 
-def test_signatures_are_those_of_the_asynchronous_interface() -> None:
+def test_blocking_signatures_match_async_signatures() -> None:
     for name in ("write", "send_region", "compare_and_swap"):
         ours, theirs = (getattr(it, name) for it in (blocking.Connection, transport.Connection))
         assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters

@@ -28,7 +28,7 @@ DATAPATH = "aiordma/_datapath"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_every_source_is_built(folder: str) -> None:
+def test_meson_build_lists_every_c_source(folder: str) -> None:
     described = (ROOT / folder / "meson.build").read_text()
     every = folder == "softdev/src"  # its subfolders have no meson.build
     sources = list((ROOT / folder).glob("**/*.c" if every else "*.c"))
@@ -58,7 +58,9 @@ def test_extension_modules_export_only_their_init_function(module: ModuleType) -
         ("programs", "ibverbs-utils"),
     ],
 )
-def test_make_names_the_missing_package_first(target: str, package: str, tmp_path: Path) -> None:
+def test_make_reports_a_missing_package_before_setup(
+    target: str, package: str, tmp_path: Path
+) -> None:
     """Setting up the environment first would take minutes."""
     make, bash = shutil.which("make"), shutil.which("bash")
     assert make

@@ -81,21 +81,21 @@ from aiordma.errors import AddressError
         ),
     ],
 )
-def test_command_line_names_the_mistake(arguments: list[str], text: str) -> None:
+def test_command_line_reports_the_invalid_argument(arguments: list[str], text: str) -> None:
     done = CliRunner().invoke(app.app, arguments)
     assert done.exit_code == 2
     assert text in " ".join(done.output.split())
 
 
 @pytest.mark.any_device
-def test_device_variable_that_names_a_device_twice_is_a_usage_error() -> None:
+def test_duplicate_device_in_environment_is_a_usage_error() -> None:
     done = CliRunner().invoke(app.app, ["echo"], env={"AIORDMA_DEVICE": "embedded0,embedded0"})
     assert done.exit_code == 2
     assert "device contains a duplicate name: embedded0, embedded0" in done.output
 
 
 @pytest.mark.any_device
-def test_caller_outside_of_a_call_says_where_to_use_it() -> None:
+def test_caller_raises_lookup_error_outside_an_rpc_call() -> None:
     text = (
         "rpc.caller() was called outside an RPC call; use it in a function that serves a call, "
         "or in a task created by that function"
@@ -105,7 +105,7 @@ def test_caller_outside_of_a_call_says_where_to_use_it() -> None:
 
 
 @pytest.mark.any_device
-def test_connection_hook_that_cannot_be_called_is_refused() -> None:
+def test_add_connection_hook_rejects_a_non_callable() -> None:
     with pytest.raises(
         TypeError, match=r"^hook must be a function of a ConnectionChange, not int 5$"
     ):
@@ -113,7 +113,7 @@ def test_connection_hook_that_cannot_be_called_is_refused() -> None:
 
 
 @pytest.mark.any_device
-def test_connection_hook_of_two_arguments_is_refused() -> None:
+def test_add_connection_hook_rejects_function_with_two_parameters() -> None:
     def hook(kind: object, connection: object) -> None: ...
 
     with pytest.raises(
@@ -124,7 +124,7 @@ def test_connection_hook_of_two_arguments_is_refused() -> None:
 
 
 @pytest.mark.parametrize("convert", [bytes, bytearray, list], ids=lambda kind: kind.__name__)
-async def test_receive_that_was_not_awaited_loses_no_message(
+async def test_unawaited_recv_does_not_lose_the_message(
     convert: Callable[[Any], object], device_name: str
 ) -> None:
     async with testing.connected_pair(device=device_name) as (conn, peer):
@@ -136,7 +136,7 @@ async def test_receive_that_was_not_awaited_loses_no_message(
         assert bytes(await conn.recv()) == b"not lost"
 
 
-async def test_send_that_was_not_awaited_is_not_taken_for_its_result(device_name: str) -> None:
+async def test_converting_an_unawaited_send_raises_type_error(device_name: str) -> None:
     async with testing.connected_pair(device=device_name) as (conn, peer):
         sending = conn.send(b"sent once")
         with pytest.raises(TypeError, match=r"^Connection\.send must be awaited"):
@@ -145,7 +145,7 @@ async def test_send_that_was_not_awaited_is_not_taken_for_its_result(device_name
         assert bytes(await peer.recv()) == b"sent once"
 
 
-async def test_statement_without_async_names_the_statement_with_it(device_name: str) -> None:
+async def test_sync_for_and_with_errors_suggest_the_async_form(device_name: str) -> None:
     async with (
         await aiordma.listen("", device=device_name) as listener,
         testing.connected_pair(device=device_name) as (conn, _),
@@ -160,7 +160,7 @@ async def test_statement_without_async_names_the_statement_with_it(device_name: 
                 pass
 
 
-async def test_every_asynchronous_class_names_the_statement_with_async(device_name: str) -> None:
+async def test_all_async_classes_suggest_async_with_or_async_for(device_name: str) -> None:
     with verbs.open_device(device_name) as context, context.alloc_pd() as pd:
         async with (
             testing.connected_pair(device=device_name) as (conn, _),
@@ -184,7 +184,7 @@ async def test_every_asynchronous_class_names_the_statement_with_async(device_na
                         pass
 
 
-async def test_array_kind_is_checked_before_a_message_is_taken(device_name: str) -> None:
+async def test_invalid_array_kind_is_rejected_before_receiving(device_name: str) -> None:
     async with testing.connected_pair(device=device_name) as (conn, peer):
         await peer.send(b"not lost")
         text = '^kind must be "numpy" or "torch", not \'tensorflow\'$'
@@ -195,7 +195,7 @@ async def test_array_kind_is_checked_before_a_message_is_taken(device_name: str)
             arrays.unpack(b"", cast(Any, "tensorflow"))
 
 
-async def test_message_without_arrays_says_how_arrays_are_sent(device_name: str) -> None:
+async def test_arrays_recv_rejects_a_message_without_arrays(device_name: str) -> None:
     async with testing.connected_pair(device=device_name) as (conn, peer):
         await peer.send(b"plain message")
         with pytest.raises(ValueError, match=r"^the message does not contain arrays: .*") as caught:
@@ -206,7 +206,7 @@ async def test_message_without_arrays_says_how_arrays_are_sent(device_name: str)
 
 
 @pytest.mark.parametrize("name", ["mean", "T", "tolist", "astype", "reshape"])
-async def test_attribute_of_a_remote_array_says_to_await_it(name: str, device_name: str) -> None:
+async def test_remote_array_attribute_error_suggests_await(name: str, device_name: str) -> None:
     numpy = pytest.importorskip("numpy")
     async with testing.connected_pair(device=device_name) as (conn, peer):
         with arrays.share(peer, numpy.arange(4)) as shared:
@@ -270,7 +270,7 @@ async def rpc_client(
 
 
 @pytest.mark.parametrize(("client", "server", "kind", "why"), UNREADABLE)
-async def test_call_names_differing_serializers_when_its_argument_is_unreadable(
+async def test_undecodable_rpc_argument_error_suggests_matching_serializers(
     client: str, server: str, kind: str, why: str, device_name: str
 ) -> None:
     async with rpc_client(device_name, CODERS[client], CODERS[server]) as caller:
@@ -283,7 +283,7 @@ async def test_call_names_differing_serializers_when_its_argument_is_unreadable(
 
 
 @pytest.mark.parametrize(("server", "client", "kind", "why"), UNREADABLE)
-async def test_call_names_differing_serializers_when_its_result_is_unreadable(
+async def test_undecodable_rpc_result_error_suggests_matching_serializers(
     client: str, server: str, kind: str, why: str, device_name: str
 ) -> None:
     of_client = {"dumps": CODERS[server].get("dumps", msgpack.packb)}
@@ -302,7 +302,7 @@ async def test_call_names_differing_serializers_when_its_result_is_unreadable(
 STR = "dumps must return a bytes-like object: a str cannot be used as memory, because it "
 
 
-async def test_call_names_dumps_that_returns_a_str(device_name: str) -> None:
+async def test_rpc_call_rejects_dumps_that_returns_str(device_name: str) -> None:
     async with rpc_client(device_name, {"dumps": json.dumps}, {}) as caller:
         with pytest.raises(TypeError, match=f"^{re.escape(STR)}.*text.encode"):
             await caller.call("same", [1])
@@ -311,7 +311,7 @@ async def test_call_names_dumps_that_returns_a_str(device_name: str) -> None:
             await caller.call("same", [1])
 
 
-async def test_function_that_returns_no_awaitable_is_named_at_both_ends(
+async def test_rpc_function_returning_non_awaitable_is_reported_on_both_sides(
     device_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "aiordma.rpc")
@@ -329,7 +329,7 @@ async def test_function_that_returns_no_awaitable_is_named_at_both_ends(
 
 
 @pytest.mark.parametrize("name", ["\udc80", "a\0b"], ids=ascii)
-async def test_call_refuses_a_name_that_no_function_can_have(name: str, device_name: str) -> None:
+async def test_rpc_call_rejects_invalid_function_names(name: str, device_name: str) -> None:
     async with rpc_client(device_name, {}, {}) as caller:
         with pytest.raises(ValueError, match=r"^the function name .*(Unicode|null character)"):
             await caller.call(name)
@@ -339,14 +339,14 @@ async def handler(conn: aiordma.Connection) -> None:
     """A handler that is never called."""
 
 
-async def test_server_that_is_closed_cannot_serve_again(device_name: str) -> None:
+async def test_closed_server_cannot_serve_again(device_name: str) -> None:
     server = await aiordma.start_server(handler, device=device_name)
     await server.close()
     with pytest.raises(RuntimeError, match=r"^<Server of .*> is closed; start another server$"):
         await server.serve_forever()
 
 
-async def test_sendfile_names_the_wrong_transport_or_file(
+async def test_sendfile_rejects_stream_writer_and_text_file(
     device_name: str, host: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -366,13 +366,13 @@ async def test_sendfile_names_the_wrong_transport_or_file(
 
 
 @pytest.mark.any_device
-def test_trace_requests_names_the_run_it_wants() -> None:
+def test_trace_requests_rejects_argument_that_is_not_a_run() -> None:
     with pytest.raises(TypeError, match=r"^run must be a Run, .*trace\.read\(\), not list \[\]$"):
         trace.requests(cast(Any, []))
 
 
 @pytest.mark.any_device
-def test_blocking_call_refuses_a_coroutine() -> None:
+def test_blocking_call_rejects_a_coroutine() -> None:
     coroutine = same(1)
     with pytest.raises(
         TypeError, match=r"^function must be a function, not coroutine .*; pass its arguments"
@@ -381,7 +381,7 @@ def test_blocking_call_refuses_a_coroutine() -> None:
     coroutine.close()
 
 
-async def test_pending_connection_refuses_an_endpoint_that_is_not_bytes(device_name: str) -> None:
+async def test_pending_connection_rejects_endpoint_that_is_not_bytes(device_name: str) -> None:
     async with await aiordma.prepare_connection(device=device_name) as pending:
         for endpoint in ("x", 8):
             with pytest.raises(TypeError, match="cannot be used as memory"):
@@ -390,7 +390,7 @@ async def test_pending_connection_refuses_an_endpoint_that_is_not_bytes(device_n
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("host", ["a\udc80b", "a" * 64, "a..b"], ids=["surrogate", "long", "empty"])
-async def test_reconnect_refuses_a_host_that_cannot_exist(host: str, device_name: str) -> None:
+async def test_reconnect_rejects_invalid_host_names(host: str, device_name: str) -> None:
     with pytest.raises(AddressError, match=r"invalid host name .*: each part"):
         async for _ in aiordma.reconnect(host, 1, device=device_name):
             pass
@@ -398,7 +398,7 @@ async def test_reconnect_refuses_a_host_that_cannot_exist(host: str, device_name
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("name", ["a\0b", "\udc80"], ids=ascii)
-def test_simulated_host_must_have_a_name_that_can_be_resolved(name: str) -> None:
+def test_world_host_rejects_unresolvable_names(name: str) -> None:
     async def main(world: testing.World) -> None:
         world.host(name)
 
@@ -406,13 +406,13 @@ def test_simulated_host_must_have_a_name_that_can_be_resolved(name: str) -> None
         testing.simulate(main, seed=1)
 
 
-async def test_event_to_expect_is_checked_before_it_is_awaited(device_name: str) -> None:
+async def test_expect_rejects_an_invalid_event_type(device_name: str) -> None:
     async with aiordma.AsyncConnectionId(device_name) as connection_id:
         with pytest.raises(TypeError, match="wanted must be a member of EventType"):
             await connection_id.expect(cast(Any, "CONNECTED"))
 
 
-async def test_coroutine_function_is_refused_where_nothing_awaits_it(device_name: str) -> None:
+async def test_hook_and_progress_reject_coroutine_functions(device_name: str) -> None:
     async def function(_: object) -> None: ...
 
     with pytest.raises(TypeError, match="hook must be a function of a ConnectionChange"):
@@ -425,7 +425,9 @@ async def test_coroutine_function_is_refused_where_nothing_awaits_it(device_name
             await peer.read(remote, bytearray(8), progress=cast(Any, function))
 
 
-async def test_pending_connection_that_was_closed_says_so(device_name: str) -> None:
+async def test_starting_a_closed_pending_connection_raises_buffer_state_error(
+    device_name: str,
+) -> None:
     pending = await aiordma.prepare_connection(device=device_name)
     await pending.close()
     with pytest.raises(aiordma.BufferStateError, match=r"closed> is closed$"):
@@ -433,7 +435,7 @@ async def test_pending_connection_that_was_closed_says_so(device_name: str) -> N
 
 
 @pytest.mark.any_device
-def test_history_refuses_a_result_that_was_not_awaited() -> None:
+def test_history_rejects_an_unawaited_result() -> None:
     async def call() -> int:
         return 1
 
@@ -447,14 +449,14 @@ def test_history_refuses_a_result_that_was_not_awaited() -> None:
     coroutine.close()
 
 
-async def test_pending_connection_in_a_with_statement_names_async_with(device_name: str) -> None:
+async def test_sync_with_on_pending_connection_suggests_async_with(device_name: str) -> None:
     async with await aiordma.prepare_connection(device=device_name) as pending:
         text = f"^{re.escape(repr(pending))} is an asynchronous context manager; use 'async with'"
         with pytest.raises(TypeError, match=text), pending:
             pass
 
 
-async def test_queue_pair_fails_with_an_exception_only(device_name: str) -> None:
+async def test_queue_pair_fail_rejects_cause_that_is_not_an_exception(device_name: str) -> None:
     with aiordma.verbs.open_device(device_name) as context, context.alloc_pd() as pd:
         async with aiordma.AsyncQueuePair(pd) as queue:
             with pytest.raises(TypeError, match=r"^cause must be an exception, not str 'gone'$"):
@@ -470,9 +472,7 @@ async def test_queue_pair_fails_with_an_exception_only(device_name: str) -> None
         *("rdma://server", "rdma://server:7471", "rdma://[::1]:7471", "server:", "server/path"),
     ],
 )
-async def test_host_with_more_than_a_host_says_what_it_must_not_contain(
-    host: str, device_name: str
-) -> None:
+async def test_host_with_scheme_port_or_brackets_is_rejected(host: str, device_name: str) -> None:
     text = re.escape(
         f"invalid host {host!r}: a host must not contain a scheme, brackets or a port; "
         "pass the port as a separate argument"
@@ -503,7 +503,7 @@ TARGETS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-async def test_memory_error_of_a_target_says_what_to_receive_into(
+async def test_invalid_receive_target_error_suggests_an_alternative(
     kind: str, device_name: str
 ) -> None:
     memory, advice = TARGETS[kind]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.any_device
 
 
 @pytest.mark.parametrize("field", fields(Config), ids=lambda field: field.name)
-def test_config_names_the_setting_of_a_wrong_type(field: Field[Any]) -> None:
+def test_config_reports_the_setting_with_the_wrong_type(field: Field[Any]) -> None:
     optional = str(field.type).endswith(" | None")
     wanted = {"int": "an int", "float": "a number of seconds", "bool": "True or False"}
     wanted["Rights"] = "a member of Rights"
@@ -55,6 +55,6 @@ def test_config_converts_booleans_and_whole_seconds() -> None:
 
 
 @pytest.mark.parametrize("number", [14, np.int64(14)])
-def test_encoded_ack_timeout_is_rejected_with_advice(number: Any) -> None:
+def test_encoded_ack_timeout_error_shows_the_value_in_seconds(number: Any) -> None:
     with pytest.raises(ValueError, match=r"Config.ack_timeout of 14: .*\(14\), which is 0.0671 s"):
         Config(ack_timeout=number)

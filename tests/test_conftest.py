@@ -21,36 +21,36 @@ from conftest import *
 conftest.PATIENCE = 0.1
 conftest.TIME_LIMIT = 3.0
 
-def test_leak(device_name):
+def test_open_file_is_leaked(device_name):
     globals()['kept'] = open(os.devnull)
-def test_thread(device_name):
+def test_running_thread_is_leaked(device_name):
     wait = threading.Event().wait
     threading.Thread(target=wait, name='kept', daemon=True).start()
-def test_queue_pair(device):
+def test_open_queue_pair_is_leaked(device):
     globals()['context'] = context = device.open()
     globals()['qp'] = context.alloc_pd().create_qp(context.create_cq(1))
 @pytest.mark.needs('UD')
-def test_it_works_after_all(device_name):
+def test_ud_queue_pairs_are_supported(device_name):
     pass
 
-async def test_first(device_name):
+async def test_event_loop_runs_in_debug_mode(device_name):
     assert asyncio.get_running_loop().get_debug()
     print('on', type(asyncio.get_running_loop()).__module__)
-async def test_second(device_name):
+async def test_event_loop_type_is_printed(device_name):
     print('on', type(asyncio.get_running_loop()).__module__)
-async def test_callback(device_name):
+async def test_callback_fails(device_name):
     def fail(): raise RuntimeError('in a callback')
     asyncio.get_running_loop().call_soon(fail)
     await asyncio.sleep(0)
-async def test_forgotten(device_name):
+async def test_task_fails(device_name):
     async def fail(): raise RuntimeError('in a task')
     asyncio.create_task(fail())
     await asyncio.sleep(0)
-async def test_too_long(device_name):
+async def test_async_test_exceeds_time_limit(device_name):
     with child(1001):
         await asyncio.get_running_loop().create_future()
 @pytest.mark.timeout(1)
-def test_longer(device_name):
+def test_sync_test_exceeds_time_limit(device_name):
     with child(1002) as process:
         process.wait()
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def child(seconds):
         process.kill()
         process.wait()
 
-def test_pure():
+def test_without_device_fails():
     raise LookupError
 """
 
@@ -101,16 +101,20 @@ def test_conftest_fails_tests_with_leaks_and_reported_errors(
     leaked = " - AssertionError: the block leaked"
     reported = " - AssertionError: reported to the event loop"
     for outcome, name, error in (
-        ("ERROR", "leak", leaked),
-        ("ERROR", "thread", leaked),
-        ("ERROR", "queue_pair", leaked),
-        ("PASSED" if there else "FAILED", "it_works_after_all", "$" if there else " - Failed: the"),
-        ("PASSED", "first", "$"),  # without a combination in its name
-        ("PASSED", "second", "$"),
-        ("ERROR", "callback", reported),
-        ("ERROR", "forgotten", reported),
-        ("FAILED", "too_long", " - TimeoutError"),
-        ("FAILED", "longer", " - Failed: Timeout"),
+        ("ERROR", "open_file_is_leaked", leaked),
+        ("ERROR", "running_thread_is_leaked", leaked),
+        ("ERROR", "open_queue_pair_is_leaked", leaked),
+        (
+            "PASSED" if there else "FAILED",
+            "ud_queue_pairs_are_supported",
+            "$" if there else " - Failed: the",
+        ),
+        ("PASSED", "event_loop_runs_in_debug_mode", "$"),  # without a combination in its name
+        ("PASSED", "event_loop_type_is_printed", "$"),
+        ("ERROR", "callback_fails", reported),
+        ("ERROR", "task_fails", reported),
+        ("FAILED", "async_test_exceeds_time_limit", " - TimeoutError"),
+        ("FAILED", "sync_test_exceeds_time_limit", " - Failed: Timeout"),
     ):
         assert re.search(rf"(?m)^{outcome} \S*::test_{name}{error}", printed), printed
     for told in (
@@ -126,10 +130,10 @@ def test_conftest_fails_tests_with_leaks_and_reported_errors(
     ):
         assert re.search(told, printed), told
     # The timeout is printed immediately, not only at the end of the run.
-    assert re.search(r"(?m)^failed in call: \S*::test_too_long: \S+: TimeoutError$", printed), (
-        printed
-    )
+    assert re.search(
+        r"(?m)^failed in call: \S*::test_async_test_exceeds_time_limit: \S+: TimeoutError$", printed
+    ), printed
     assert {"on asyncio.unix_events", "on uvloop"} <= set(printed.splitlines())
     not_repeated = "1 tests to which this run makes no difference are not repeated"
-    assert (not_repeated in printed) == ("::test_pure" not in printed)
+    assert (not_repeated in printed) == ("::test_without_device_fails" not in printed)
     assert (not_repeated in printed) == (device_name != "embedded0")

@@ -34,7 +34,7 @@ FUZZ = settings(
 EXACT = {"hello", "private data of the connection manager", "endpoint", "challenge", "region token"}
 
 
-def taking_input() -> Iterator[str]:
+def functions_with_byte_input() -> Iterator[str]:
     """Yield the functions that accept bytes or have a decoder's name."""
     folders = [Path(inspect.getfile(package)).parent for package in (aiordma._core, aiordma._trace)]
     for path in sorted(path for folder in folders for path in folder.glob("*.py")):
@@ -59,7 +59,7 @@ def functions(inside: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, s
 
 def test_every_decoder_of_the_core_is_covered() -> None:
     covered = [name for decoder in DECODERS.values() for name in decoder.covers]
-    assert sorted([*covered, *NO_DECODERS]) == sorted(taking_input())
+    assert sorted([*covered, *NO_DECODERS]) == sorted(functions_with_byte_input())
 
 
 def mutated(valid: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
@@ -98,7 +98,9 @@ def same(one: object, other: object) -> bool:
 @pytest.mark.parametrize("name", DECODERS)
 @FUZZ
 @given(st.data())
-def test_any_input_gives_a_result_or_a_documented_error(name: str, data: st.DataObject) -> None:
+def test_decoders_return_a_result_or_raise_a_documented_error(
+    name: str, data: st.DataObject
+) -> None:
     decoder = DECODERS[name]
     content = data.draw(inputs(decoder))
     try:

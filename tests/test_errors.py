@@ -194,7 +194,7 @@ def test_errors_can_be_copied_and_pickled(error: RDMAError) -> None:
             assert (again.errno, again.strerror) == (error.errno, error.strerror)
 
 
-def test_module_docstring_draws_the_tree_of_errors() -> None:
+def test_module_docstring_shows_the_exception_hierarchy() -> None:
     assert errors.__doc__
     drawn = re.findall(r"^ *[│├└─ ]*(\w+Error)\b", errors.__doc__, re.MULTILINE)
     completions = {*WORK_COMPLETION_ERRORS.values()}
@@ -212,14 +212,14 @@ def test_module_docstring_draws_the_tree_of_errors() -> None:
 
 
 @pytest.mark.parametrize(("error", "attributes", "text"), SAYS)
-def test_error_has_its_attributes_and_text(
+def test_errors_have_expected_attributes_and_messages(
     error: RDMAError, attributes: dict[str, object], text: str
 ) -> None:
     assert {name: getattr(error, name) for name in attributes} == attributes
     assert re.fullmatch(".*".join(map(re.escape, text.split("…"))), str(error)), str(error)
 
 
-def test_work_completion_error_has_the_class_of_its_status() -> None:
+def test_work_completion_error_selects_class_by_status() -> None:
     cause = ValueError("first")
     assert work_completion_error(10, cause=cause).__cause__ is cause
     kinds = {5: WorkRequestFlushedError, 10: RemoteAccessError, 99: WorkCompletionError}
@@ -231,7 +231,7 @@ def test_work_completion_error_has_the_class_of_its_status() -> None:
     assert not issubclass(ConnectionBrokenError, ConnectionClosedError)
 
 
-def test_each_status_has_its_own_advice() -> None:
+def test_work_completion_statuses_have_distinct_advice() -> None:
     sentences = {cls.advice for cls in WORK_COMPLETION_ERRORS.values()}
     assert len(sentences) == len(WORK_COMPLETION_ERRORS)
     assert WorkCompletionError.advice not in sentences

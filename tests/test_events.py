@@ -48,7 +48,7 @@ async def next_of(events: DeviceEvents, kind: EventType) -> AsyncEvent:
                 return event
 
 
-async def test_device_events_are_delivered_as_they_happen(
+async def test_device_events_iterator_yields_gid_changes(
     device: verbs.Device, addresses_change: Happen
 ) -> None:
     async with aiordma.device_events(device.name) as events:
@@ -78,7 +78,7 @@ async def test_every_subscriber_receives_the_event(
         assert not context.closed  # it belongs to the caller
 
 
-async def test_event_names_its_object(device: verbs.Device) -> None:
+async def test_queue_pair_event_refers_to_its_queue_pair(device: verbs.Device) -> None:
     """A drained send queue reports an event on request (IBTA volume 1, clause 10.3.1.5)."""
     with device.open() as context, context.alloc_pd() as pd, context.create_cq(64) as cq:
         async with aiordma.device_events(context) as events:
@@ -90,7 +90,7 @@ async def test_event_names_its_object(device: verbs.Device) -> None:
             assert event.element is qp
 
 
-async def test_close_ends_iteration_and_waiting_tasks(device: verbs.Device) -> None:
+async def test_close_stops_iteration_and_fails_waiting_tasks(device: verbs.Device) -> None:
     events = aiordma.device_events(device.name)
     event = AsyncEvent(EventType.PORT_ACTIVE, None, 1)
     ContextEvents.deliver(events.context, event)
@@ -125,7 +125,7 @@ async def test_get_nowait_returns_events_received_before_the_close(device: verbs
         events.get_nowait()
 
 
-async def test_cancelled_get_loses_no_event(device: verbs.Device) -> None:
+async def test_cancelled_get_does_not_lose_an_event(device: verbs.Device) -> None:
     async with aiordma.device_events(device.name) as events:
         first = asyncio.create_task(events.get())
         second = asyncio.create_task(events.get())
@@ -137,7 +137,7 @@ async def test_cancelled_get_loses_no_event(device: verbs.Device) -> None:
         assert first.cancelled() or (await asyncio.wait([first]))[0]
 
 
-async def test_unread_events_are_limited_with_a_warning(
+async def test_oldest_unread_events_are_dropped_with_a_warning(
     device: verbs.Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with aiordma.device_events(device.name) as events:
@@ -157,7 +157,7 @@ async def test_unknown_device_raises_device_not_found_error() -> None:
         aiordma.device_events("nobody0")
 
 
-async def test_loop_that_ended_without_closing_blocks_no_other(
+async def test_closed_loop_does_not_block_events_for_another_loop(
     device: verbs.Device, host: str, addresses_change: Happen
 ) -> None:
     channel = cm.EventChannel(device.library)

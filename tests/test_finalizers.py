@@ -64,7 +64,7 @@ def shut_down() -> Iterator[None]:
 
 
 @pytest.mark.any_device
-def test_every_finalizer_is_in_the_table() -> None:
+def test_every_class_with_a_finalizer_is_tested() -> None:
     found = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -76,7 +76,7 @@ def test_every_finalizer_is_in_the_table() -> None:
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("name", FINALIZERS)
-def test_finalizer_touches_nothing_when_globals_are_none(name: str) -> None:
+def test_finalizers_do_nothing_after_module_globals_are_cleared(name: str) -> None:
     thing = MagicMock()
     with shut_down():
         FINALIZERS[name](thing)
@@ -100,7 +100,7 @@ def test_finalizer_does_nothing_while_the_interpreter_is_finalizing() -> None:
     assert calls == [1]
 
 
-async def test_closed_connection_is_finalized_without_the_globals_of_any_one_module(
+async def test_closed_connection_finalizer_tolerates_cleared_module_globals(
     device_name: str,
 ) -> None:
     async with testing.connected_pair(device=device_name) as (conn, _):
@@ -163,7 +163,7 @@ del keeper, things, context
     ("where", "kept"), [("sys.modules", "all"), ("sys.modules", "no"), ("cycle", "no")]
 )
 @pytest.mark.parametrize("end", ["closed loop", "open loop"])
-def test_objects_kept_until_exit_write_nothing_to_stderr(
+def test_interpreter_exit_with_open_objects_prints_no_errors(
     where: str, kept: str, end: str, device_name: str, host: str
 ) -> None:
     done = run_python("-W", "ignore", "-c", PROGRAM, device_name, host, end, where, kept)

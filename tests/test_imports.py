@@ -338,7 +338,7 @@ def group_and_module(name: str) -> tuple[str, str]:
     return parts[0], ".".join(parts[:2])
 
 
-def test_groups_import_only_allowed_groups() -> None:
+def test_package_groups_import_only_allowed_groups() -> None:
     wrong = [found for path in modules() for found in not_allowed(path)]
     assert not wrong, "; ".join(map(str, wrong))
 
@@ -362,7 +362,7 @@ def not_allowed(path: Path) -> Iterable[Import]:
                 yield found
 
 
-def test_groups_do_not_import_banned_modules() -> None:
+def test_package_groups_do_not_import_banned_modules() -> None:
     wrong = []
     for path in modules():
         group = group_of(path)
@@ -374,7 +374,7 @@ def test_groups_do_not_import_banned_modules() -> None:
     assert not wrong, "; ".join(map(str, wrong))
 
 
-def test_groups_form_no_cycle() -> None:
+def test_allowed_group_imports_are_acyclic() -> None:
     """A group includes its modules that have their own rows.
 
     A module without a row stands for its group.
@@ -387,7 +387,7 @@ def test_groups_form_no_cycle() -> None:
     TopologicalSorter(graph).prepare()  # CycleError contains a cycle
 
 
-def test_data_path_cimports_form_no_cycle() -> None:
+def test_data_path_cimports_are_acyclic() -> None:
     graph: dict[str, set[str]] = {}
     for path in (PACKAGE / "_datapath").glob("*.p[xy][dx]"):
         found = re.findall(r"^from \.(\w+) cimport", path.read_text(), re.MULTILINE)
@@ -405,7 +405,7 @@ def test_data_path_cimports_form_no_cycle() -> None:
         ("libc.time", "nowhere"),
     ],
 )
-def test_restricted_modules_are_imported_by_their_folder_only(beginning: str, where: str) -> None:
+def test_restricted_modules_are_imported_only_by_their_owners(beginning: str, where: str) -> None:
     found = [it for path in modules() for it in imports(path) if it.module.startswith(beginning)]
     assert [str(it) for it in found if not it.where.startswith(where)] == []
 
@@ -417,13 +417,13 @@ def test_restricted_modules_are_imported_by_their_folder_only(beginning: str, wh
         ({"register_at_fork"}, "_native/fork.py"),
     ],
 )
-def test_registrations_are_made_in_one_place(names: set[str], where: str) -> None:
+def test_reader_and_fork_hooks_are_registered_in_one_module(names: set[str], where: str) -> None:
     places = (path for path in modules() if attributes(path) & names)
     found = [str(path.relative_to(PACKAGE)) for path in places]
     assert [it for it in found if not it.startswith("_simulation/")] == [where]
 
 
-def test_software_device_is_reached_by_its_table_of_calls() -> None:
+def test_only_the_softdev_module_uses_device_symbols() -> None:
     """Only one module uses other symbols of the device."""
     beyond = re.compile(r"aiordma_(?:embedded|sim|trace)_|AIORDMA_SIM_")
     sources = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyx")]
@@ -437,7 +437,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_pure_groups_load_without_the_rest() -> None:
+def test_pure_groups_do_not_load_asyncio_or_native_code() -> None:
     """``aiordma`` is an empty package in this interpreter, so that nothing else is loaded."""
     names = [
         ".".join(("aiordma", *path.relative_to(PACKAGE).with_suffix("").parts))
@@ -458,7 +458,7 @@ def test_pure_groups_load_without_the_rest() -> None:
     assert groups <= set(PURE)
 
 
-def test_importing_aiordma_has_no_effects() -> None:
+def test_importing_aiordma_has_no_side_effects() -> None:
     run(
         """
 import logging, os, signal, sys

@@ -96,7 +96,7 @@ def faults(path: Path) -> Iterator[str]:
                 yield f"{path.name} includes {own}"
 
 
-def test_folders_include_only_allowed_folders() -> None:
+def test_device_sources_include_only_allowed_folders() -> None:
     assert not [
         fault
         for folder in FOLDERS
@@ -105,7 +105,7 @@ def test_folders_include_only_allowed_folders() -> None:
     ]
 
 
-def test_folders_form_no_cycle() -> None:
+def test_allowed_folder_includes_are_acyclic() -> None:
     TopologicalSorter(FOLDERS).prepare()
 
 
@@ -122,7 +122,7 @@ def symbols(*options: str) -> Iterator[tuple[str, str]]:
         yield rank_folder(source), done.stdout
 
 
-def test_calls_go_to_lower_folders_only() -> None:
+def test_device_functions_call_only_lower_layers() -> None:
     defined: dict[str, str] = {}
     needed: defaultdict[str, set[str]] = defaultdict(set)
     for folder, lines in symbols("--extern-only", "--format=posix"):

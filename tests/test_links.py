@@ -49,7 +49,7 @@ def run(wire: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("wire", "streams"), [("shared", 0), ("tcp", 2)])
-def test_wire_uses_the_expected_number_of_tcp_streams(wire: str, streams: int) -> None:
+def test_only_the_tcp_wire_opens_tcp_streams(wire: str, streams: int) -> None:
     done = run(wire, "-c", TALKS, str(streams))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == streams

@@ -34,7 +34,7 @@ from .test_monitoring import load
 @pytest.mark.parametrize(
     ("module", "package"), [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry")]
 )
-def test_missing_extra_is_named_by_the_import_error(
+def test_import_error_suggests_the_missing_extra(
     monkeypatch: pytest.MonkeyPatch, module: str, package: str
 ) -> None:
     monkeypatch.delitem(sys.modules, f"aiordma.{module}")

@@ -78,7 +78,7 @@ LOAD = {
 
 
 @pytest.mark.any_device
-async def test_snapshot_has_the_counts_of_statistics(device_name: str) -> None:
+async def test_snapshot_traffic_matches_connection_statistics(device_name: str) -> None:
     before = snapshot()
     async with testing.connected_pair(device=device_name) as (client, server):
         await load(client, server)
@@ -215,7 +215,7 @@ async def test_snapshot_can_be_taken_in_another_thread(device_name: str) -> None
 
 
 @pytest.mark.any_device
-async def test_snapshot_works_while_connections_come_and_go(device_name: str) -> None:
+async def test_snapshot_can_be_taken_while_connections_open_and_close(device_name: str) -> None:
     """The numbers change while another thread reads them."""
     over = threading.Event()
     taken: list[int] = []
@@ -259,7 +259,7 @@ asyncio.run(main())
 
 
 @pytest.mark.any_device
-def test_forked_child_starts_with_empty_counts(device_name: str) -> None:
+def test_forked_child_starts_with_zero_counters(device_name: str) -> None:
     # Python 3.12 warns when a process with threads forks.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS, device_name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
@@ -267,7 +267,7 @@ def test_forked_child_starts_with_empty_counts(device_name: str) -> None:
 
 
 @pytest.mark.any_device
-async def test_hooks_report_begin_and_end_of_connections(
+async def test_hooks_are_called_when_connections_begin_and_end(
     device_name: str, changes: list[ConnectionChange]
 ) -> None:
     before = snapshot()["connection_events"]
@@ -343,7 +343,7 @@ async def test_authentication_failure_is_reported_on_both_sides(
 
 
 @pytest.mark.any_device
-async def test_refusal_beyond_max_connections_is_reported_on_both_sides(
+async def test_rejection_by_max_connections_is_reported_on_both_sides(
     device_name: str, host: str, changes: list[ConnectionChange]
 ) -> None:
     one = Config(max_connections=1)
@@ -362,7 +362,7 @@ async def test_refusal_beyond_max_connections_is_reported_on_both_sides(
 @pytest.mark.parametrize(
     "error", [KeyError("a mistake"), GeneratorExit(), asyncio.CancelledError()]
 )
-async def test_failing_hook_is_logged_and_others_are_called(
+async def test_failing_hook_is_logged_and_later_hooks_are_called(
     device_name: str,
     changes: list[ConnectionChange],
     caplog: pytest.LogCaptureFixture,
@@ -388,7 +388,7 @@ async def test_failing_hook_is_logged_and_others_are_called(
         aiordma.remove_connection_hook(fail)
 
 
-async def leave_open(device_name: str, host: str) -> list[object]:
+async def open_connection_and_listener(device_name: str, host: str) -> list[object]:
     """Return a listener and both ends of a connection. They stay open until the loop ends."""
     listener = await aiordma.listen(host, device=device_name)
     client = await aiordma.connect(host, listener.port, device=device_name)
@@ -396,7 +396,7 @@ async def leave_open(device_name: str, host: str) -> list[object]:
 
 
 @pytest.mark.any_device
-def test_hooks_are_called_at_the_end_of_asyncio_run(device_name: str, host: str) -> None:
+def test_asyncio_run_calls_hooks_for_unclosed_connections(device_name: str, host: str) -> None:
     """The hooks run in the loop's thread while the loop still runs."""
     called: list[tuple[str, int, int]] = []
 
@@ -407,7 +407,7 @@ def test_hooks_are_called_at_the_end_of_asyncio_run(device_name: str, host: str)
     left: list[object] = []
 
     async def main() -> None:
-        left.extend(await leave_open(device_name, host))
+        left.extend(await open_connection_and_listener(device_name, host))
 
     aiordma.add_connection_hook(note)
     try:
@@ -423,12 +423,12 @@ def test_hooks_are_called_at_the_end_of_asyncio_run(device_name: str, host: str)
 
 
 @pytest.mark.any_device
-def test_hooks_are_called_when_the_loop_is_closed_early(
+def test_loop_close_calls_hooks_for_unclosed_connections(
     device_name: str, host: str, changes: list[ConnectionChange]
 ) -> None:
     """The program does not use `asyncio.run`."""
     loop = asyncio.new_event_loop()
-    left = loop.run_until_complete(leave_open(device_name, host))
+    left = loop.run_until_complete(open_connection_and_listener(device_name, host))
     assert sorted(kinds(changes)) == [("begin", False), ("begin", True)]
     changes.clear()
     with pytest.warns(ResourceWarning, match="was not closed"):
@@ -438,7 +438,7 @@ def test_hooks_are_called_when_the_loop_is_closed_early(
     assert {str(change.error) for change in changes} == {"its event loop has been closed"}
 
 
-def test_counting_does_not_wait_for_another_thread() -> None:
+def test_counting_connection_events_does_not_block_on_a_held_lock() -> None:
     """The thread that holds the lock may be running a destructor that waits for this thread."""
     before = observation.counts()
     statistics = Statistics(messages_sent=5)
@@ -454,7 +454,7 @@ def test_counting_does_not_wait_for_another_thread() -> None:
     assert not observation._finalized
 
 
-def test_events_are_added_up_without_new_connections() -> None:
+def test_unaggregated_connection_events_stay_bounded() -> None:
     """For example, a rail may break again and again."""
     for _ in range(3 * observation.MAX_FINALIZED):
         observation.connection_failed(None, OSError(), accepted=True)

@@ -115,7 +115,7 @@ def test_unused_slabs_are_deregistered(pool: MemoryPool) -> None:
         buffer.release()
 
 
-def test_released_buffer_is_inert(pool: MemoryPool) -> None:
+def test_using_a_released_buffer_raises_buffer_state_error(pool: MemoryPool) -> None:
     buffer = pool.alloc(300)
     part = buffer[10:20]
     buffer.release()
@@ -133,7 +133,9 @@ def test_released_buffer_is_inert(pool: MemoryPool) -> None:
 
 
 @pytest.mark.parametrize("under_way", [False, True])
-def test_forgotten_buffer_warns_and_returns(pool: MemoryPool, under_way: bool) -> None:
+def test_garbage_collected_buffer_warns_that_it_was_not_released(
+    pool: MemoryPool, under_way: bool
+) -> None:
     buffer = pool.alloc(300)
     part = buffer[:]
     if under_way:
@@ -158,7 +160,7 @@ def test_forgotten_buffer_warns_and_returns(pool: MemoryPool, under_way: bool) -
     ],
     ids=["slice", "read-only", "cast", "memoryview", "array", "part of an array"],
 )
-def test_derived_views_keep_the_block(pool: MemoryPool, derive: object) -> None:
+def test_derived_views_keep_the_block_leased(pool: MemoryPool, derive: object) -> None:
     buffer = pool.alloc(300)
     derived = derive(buffer.view)  # type: ignore[operator]
     buffer.release()
@@ -171,7 +173,7 @@ def test_derived_views_keep_the_block(pool: MemoryPool, derive: object) -> None:
 
 @pytest.mark.parametrize("block_is_older", [False, True])
 @pytest.mark.parametrize("size", [300, SLAB_SIZE + 1])
-def test_block_returns_when_a_view_in_a_cycle_is_collected(
+def test_block_is_released_when_view_in_reference_cycle_is_collected(
     pool: MemoryPool, block_is_older: bool, size: int
 ) -> None:
     """The ages of the two objects determine which one the garbage collector releases first."""
@@ -195,7 +197,7 @@ def test_block_returns_when_a_view_in_a_cycle_is_collected(
     assert pool.statistics().regions == 1
 
 
-def test_pool_in_a_cycle_with_a_view_is_collected(pd: verbs.ProtectionDomain) -> None:
+def test_pool_in_reference_cycle_with_view_is_collected(pd: verbs.ProtectionDomain) -> None:
     pool = MemoryPool(pd, limit=LIMIT)
     buffer = pool.alloc(300)
     cycle: list[object] = [pool, buffer.view]
@@ -254,7 +256,7 @@ def test_large_blocks_are_reused(pool: MemoryPool) -> None:
     assert pool.statistics().regions == 2
 
 
-def test_large_blocks_kept_ready_are_limited(make_pool: MakePool) -> None:
+def test_cached_large_blocks_are_limited_in_size(make_pool: MakePool) -> None:
     pool = make_pool(2 * LARGE_READY_BYTES)
     size = LARGE_READY_BYTES // 2
     for replaced in (False, True, False):  # with False, the kept blocks are reused
@@ -270,7 +272,7 @@ def test_large_blocks_kept_ready_are_limited(make_pool: MakePool) -> None:
 # ---- the end -------------------------------------------------------------------------------------
 
 
-def test_closed_pool_refuses_leases_and_keeps_views(context: verbs.Context) -> None:
+def test_closed_pool_rejects_allocation_and_keeps_views_valid(context: verbs.Context) -> None:
     """Buffers that are still leased can be released."""
     pd = context.alloc_pd()
     pool = MemoryPool(pd, limit=LIMIT)
@@ -310,7 +312,7 @@ def test_buffer_slices_share_address_and_key(pool: MemoryPool) -> None:
 # ---- regions -------------------------------------------------------------------------------------
 
 
-def test_region_pins_the_users_memory(pd: verbs.ProtectionDomain) -> None:
+def test_region_prevents_resizing_of_user_memory(pd: verbs.ProtectionDomain) -> None:
     memory = bytearray(b"0123456789")
     with Region(pd.reg_mr(memory)) as region:
         assert len(region) == 10
@@ -328,7 +330,7 @@ def test_region_pins_the_users_memory(pd: verbs.ProtectionDomain) -> None:
     assert "closed" in repr(region)
 
 
-def test_region_closed_during_an_operation_stays_pinned(pd: verbs.ProtectionDomain) -> None:
+def test_region_closed_during_operation_keeps_memory_pinned(pd: verbs.ProtectionDomain) -> None:
     memory = bytearray(10)
     region = Region(pd.reg_mr(memory))
     region._pin()
@@ -462,7 +464,7 @@ class Tenant:
         assert all(view[:1] == self.mark and view[-1:] == self.mark for view in views)
 
 
-def test_pool_is_consistent_in_any_order_of_operations(pd: verbs.ProtectionDomain) -> None:
+def test_pool_matches_a_model_for_random_operations(pd: verbs.ProtectionDomain) -> None:
     class Machine(PoolMachine):
         pass
 
@@ -503,7 +505,9 @@ def test_pool_uses_huge_pages_when_configured(
 
 
 @pytest.mark.parametrize("size", [64, SLAB_SIZE, LARGE_READY_BYTES // 4])
-def test_released_buffers_keep_no_memory(make_pool: MakePool, size: int) -> None:
+def test_released_buffers_do_not_keep_memory_after_pool_closes(
+    make_pool: MakePool, size: int
+) -> None:
     """The pool is closed, the buffers are still referenced, and garbage collection is off."""
     pool = make_pool(4 * LARGE_READY_BYTES)
     buffers = [pool.alloc(size) for _ in range(2)]

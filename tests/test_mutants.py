@@ -6,7 +6,7 @@ from tests.mutants import ROOT
 from tests.session.mutants import MUTANTS
 
 
-def test_each_mistake_by_hand_can_be_planted() -> None:
+def test_handwritten_mutants_match_the_source_exactly_once() -> None:
     for name, (file, before, _) in MUTANTS.items():
         found = (ROOT / "aiordma" / file).read_text().count(before)
         assert found == 1, f"{name}: {file} has changed"

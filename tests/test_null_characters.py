@@ -60,7 +60,7 @@ HOSTS: dict[str, tuple[Callable[[], Awaitable[object]], str]] = {
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("name", HOSTS)
-async def test_host_with_a_null_character_is_refused_before_any_lookup(
+async def test_host_with_null_character_is_rejected_before_lookup(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look_up(*_: object, **__: object) -> NoReturn:
@@ -76,13 +76,13 @@ async def test_host_with_a_null_character_is_refused_before_any_lookup(
 
 
 @pytest.mark.any_device
-async def test_event_loop_rejects_host_with_a_null_character() -> None:
+async def test_event_loop_rejects_host_with_null_character() -> None:
     with socket.socket() as sock, pytest.raises(AddressError, match=TEXT):
         await streams.OverRDMA().sock_connect(sock, (HOST, 1))
 
 
 @pytest.mark.parametrize(("host", "service"), [(HOST, None), ("127.0.0.1", "7\0")])
-def test_getaddrinfo_of_the_connection_manager_refuses_null_characters(
+def test_cm_getaddrinfo_rejects_null_characters(
     host: str, service: str | None, context: verbs.Context
 ) -> None:
     with pytest.raises(AddressError, match=r"(host|service) .* contains a null character"):
@@ -90,7 +90,7 @@ def test_getaddrinfo_of_the_connection_manager_refuses_null_characters(
 
 
 @pytest.mark.parametrize("host", [HOST, "fe80::1%lo\0x"])
-def test_address_of_an_id_refuses_null_characters(host: str, context: verbs.Context) -> None:
+def test_bind_addr_rejects_null_characters(host: str, context: verbs.Context) -> None:
     with (
         cm.EventChannel(context.library) as channel,
         channel.create_id() as id,
@@ -99,7 +99,7 @@ def test_address_of_an_id_refuses_null_characters(host: str, context: verbs.Cont
         id.bind_addr((host, 0))
 
 
-def test_device_name_is_compared_with_its_null_character(device_name: str) -> None:
+def test_device_lookup_rejects_name_with_null_character(device_name: str) -> None:
     with pytest.raises(DeviceNotFoundError):
         verbs.find_device(f"{device_name}\0")
     refused = r"device 'embedded0\x00' contains a null character"
@@ -117,7 +117,7 @@ def test_trace_file_name_with_a_null_character_creates_no_file(
 
 
 @pytest.mark.any_device
-def test_plan_of_faults_with_a_null_character_is_refused() -> None:
+def test_fault_plan_with_null_character_is_rejected() -> None:
     device = verbs.find_device("embedded0")
     with pytest.raises(ValueError, match=r"fault plan 'loss=1\\x00' contains a null character"):
         device.set_faults("loss=1\0")
@@ -129,7 +129,7 @@ def test_plan_of_faults_with_a_null_character_is_refused() -> None:
 
 
 @pytest.mark.any_device
-def test_command_line_argument_with_a_null_character_is_refused() -> None:
+def test_command_line_rejects_argument_with_null_character() -> None:
     done = CliRunner().invoke(app.app, ["echo", "--device", "embedded0\0"])
     assert done.exit_code == 2
     assert r"argument 'embedded0\x00' contains a null character" in done.output
@@ -140,20 +140,20 @@ def test_command_line_argument_with_a_null_character_is_refused() -> None:
     ("text", "encoded"),
     [("mlx5_0", b"mlx5_0"), (b"/tmp/\xff", b"/tmp/\xff"), (Path("/tmp/\udcff"), b"/tmp/\xff")],
 )
-def test_to_c_encodes_the_whole_text(text: Any, encoded: bytes) -> None:
+def test_to_c_encodes_str_bytes_and_path(text: Any, encoded: bytes) -> None:
     assert ffi.string(to_c("it", text)) == encoded
 
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("text", ["\ud800", "a\udfff", Path("/tmp/\ud800")], ids=ascii)
-def test_to_c_refuses_a_text_that_cannot_be_encoded(text: Any) -> None:
+def test_to_c_rejects_unencodable_text(text: Any) -> None:
     shown = re.escape(repr(str(text)))
     with pytest.raises(ValueError, match=f"^it {shown} cannot be encoded as utf-8: surrogates not"):
         to_c("it", text)
 
 
 @pytest.mark.parametrize(("host", "service"), [("\ud800", None), ("127.0.0.1", "\ud800")])
-def test_getaddrinfo_of_the_connection_manager_refuses_half_a_surrogate_pair(
+def test_cm_getaddrinfo_rejects_lone_surrogates(
     host: str, service: str | None, context: verbs.Context
 ) -> None:
     with pytest.raises(AddressError, match=r"(host|service) '\\ud800' cannot be encoded"):
@@ -161,7 +161,7 @@ def test_getaddrinfo_of_the_connection_manager_refuses_half_a_surrogate_pair(
 
 
 @pytest.mark.any_device
-def test_texts_for_the_embedded_device_refuse_half_a_surrogate_pair(tmp_path: Path) -> None:
+def test_embedded_device_rejects_text_with_lone_surrogates(tmp_path: Path) -> None:
     refused = r"device '\ud800' cannot be encoded as utf-8: surrogates not allowed"
     assert monitoring_socket.set_port("down", "\ud800") == refused
     with pytest.raises(ValueError, match=r"the fault plan 'loss.* cannot be encoded"):
@@ -172,7 +172,7 @@ def test_texts_for_the_embedded_device_refuse_half_a_surrogate_pair(tmp_path: Pa
 
 
 @pytest.mark.any_device
-def test_trace_file_may_have_any_name_of_a_file_system(tmp_path: Path) -> None:
+def test_trace_file_name_may_contain_undecodable_bytes(tmp_path: Path) -> None:
     path = tmp_path / "\udcff.json"
     try:
         assert trace.start(path) == path

@@ -36,7 +36,7 @@ FUNCTIONS: dict[Callable[..., Any], tuple[object, ...]] = {
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
-def test_signature_shows_each_option(function: Callable[..., Any]) -> None:
+def test_public_signatures_list_the_common_options(function: Callable[..., Any]) -> None:
     parameters = inspect.signature(function).parameters
     assert parameters.keys() >= {"device", "config", "auth", "encrypt"}
     assert parameters["config"].default == aiordma.Config()

@@ -7,7 +7,7 @@ import tomllib
 from tests.package import INTEGRATIONS, PYPROJECT, ROOT
 
 
-def test_every_integration_is_in_the_release() -> None:
+def test_release_includes_every_integration_at_the_same_version() -> None:
     """All use the same build backend and have the version of aiordma."""
     folders = {it.name for it in (ROOT / "integrations").iterdir()}
     assert {folder for folder, _, _ in INTEGRATIONS.values()} == folders

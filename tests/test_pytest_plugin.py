@@ -32,7 +32,7 @@ print(bool(verbs.ibv_open_device(verbs.ibv_get_device_list(None)[0])), flush=Tru
 
 
 @pytest.mark.rdma(register="@1", seed=7)
-def test_faults():
+def test_first_registration_fails():
     with verbs.open_device() as context, context.alloc_pd() as pd:
         with pytest.raises(VerbsError):
             pd.reg_mr(4096)
@@ -40,7 +40,7 @@ def test_faults():
 
 
 @pytest.mark.rdma(register="@1", seed=7)
-def test_that_fails():
+def test_injected_fault_fails_the_test():
     with verbs.open_device() as context, context.alloc_pd() as pd:
         pd.reg_mr(4096)
 
@@ -51,7 +51,7 @@ def device():
 
 
 @pytest.mark.rdma_seeds(count=1)
-def test_seeds():
+def test_simulate_uses_the_option_seeds():
     async def main(world):
         RAN.append(world.seed)
 
@@ -61,32 +61,32 @@ def test_seeds():
 
 
 @pytest.mark.rdma_seeds(seeds=1)
-def test_wrong_seeds():
+def test_seeds_keyword_is_rejected():
     pass
 
 
 @pytest.mark.rdma_seeds(3, 4)
-def test_two_counts():
+def test_two_seed_counts_are_rejected():
     pass
 
 
 @pytest.mark.rdma_seeds(0)
-def test_zero_seeds_are_refused():
+def test_zero_seeds_are_rejected():
     pass
 
 
 @pytest.mark.rdma_seeds("many")
-def test_many_seeds():
+def test_text_seed_count_is_rejected():
     pass
 
 
 @pytest.mark.rdma_seeds(3)
-def test_seeds_without_a_simulation_fail():
+def test_unused_seeds_fail_the_test():
     pass
 
 
 @pytest.mark.rdma_seeds
-def test_seed_of_its_own():
+def test_explicit_seed_leaves_marker_seeds_unused():
     async def main(world):
         assert world.seed == 9
 
@@ -94,77 +94,77 @@ def test_seed_of_its_own():
 
 
 @pytest.mark.rdma_seeds(3)
-def test_skipped_before_its_simulation():
+def test_skip_before_simulate_is_not_a_failure():
     pytest.skip("it needs something")
 
 
-def test_programs_without_the_device(rdma_programs):
+def test_program_never_opens_the_device(rdma_programs):
     assert rdma_programs.run("echo", "fine").stdout == "fine\\n"
 
 
 @pytest.mark.rdma
 class TestNearest:
     @pytest.mark.rdma(lost=1)
-    def test_unknown(self):
+    def test_unknown_fault_is_rejected(self):
         pass
 
-    def test_without_faults(self, device):
+    def test_marker_without_faults_selects_the_device(self, device):
         assert device == os.environ["AIORDMA_DEVICE"] == "embedded0"
 
     @pytest.mark.rdma(loss=2)
-    def test_no_probability(self):
+    def test_invalid_probability_is_rejected(self):
         pass
 
 
 @pytest.mark.rdma(register="@1", seed=5)
 class TestKeywords:
     @pytest.mark.rdma(seed=6)
-    def test_both(self, rdma_faults):
+    def test_class_and_test_markers_are_merged(self, rdma_faults):
         assert rdma_faults.plan == "seed=6,register=@1"
-        test_faults()
+        test_first_registration_fails()
 
 
 @pytest.mark.rdma(loss="@1", seed=1)
-def test_no_device():
+def test_device_is_never_opened():
     pass
 
 
 @pytest.mark.rdma(register=0.5, seed=1)
-def test_nothing_to_strike():
+def test_fault_has_no_opportunity():
     pass
 
 
 @pytest.mark.rdma(register="@1", loss="@1", seed=1)
-def test_one_of_two():
-    test_faults()
+def test_second_of_two_faults_never_happens():
+    test_first_registration_fails()
 
 
 @pytest.mark.rdma(register="@1", seed=1)
-def test_program_without(rdma_programs):
+def test_program_never_registers_memory(rdma_programs):
     rdma_programs.run(sys.executable, "-c", DEVICE)
 
 
 @pytest.mark.rdma(register=1e-9)
-def test_chance():
+def test_improbable_fault_may_not_happen():
     with verbs.open_device() as context, context.alloc_pd() as pd:
         pd.reg_mr(4096)
 
 
 @pytest.mark.rdma(seed=5)
-def test_marker_without_faults_is_refused():
+def test_seed_without_faults_is_rejected():
     pass
 
 
 @pytest.mark.rdma(5)
-def test_no_keyword():
+def test_positional_argument_is_rejected():
     pass
 
 
-def test_no_marker(rdma_faults):
+def test_faults_fixture_requires_the_marker(rdma_faults):
     pass
 
 
-def test_without_the_marker():
+def test_environment_has_no_faults_without_the_marker():
     variables = ("AIORDMA_DEVICE", "AIORDMA_EMBEDDED_FAULTS")
     assert [os.environ.get(it) for it in variables] == ["", None]
 
@@ -184,20 +184,20 @@ class TestSeed:
 
     @pytest.mark.parametrize("again", range(2))
     @pytest.mark.rdma(loss=0.02, seed=7, frames="requests")
-    async def test_one(self, rdma_faults, again):
+    async def test_seed_7_loses_a_frame(self, rdma_faults, again):
         self.found.append(await first_loss(rdma_faults))
 
     @pytest.mark.rdma(loss=0.02, seed=8, frames="requests")
-    async def test_other(self, rdma_faults):
+    async def test_seed_8_loses_a_frame(self, rdma_faults):
         self.found.append(await first_loss(rdma_faults))
 
-    def test_the_same_frame_is_lost(self):
+    def test_same_seed_loses_the_same_frame(self):
         one, again, other = self.found
         assert one == again != other
 
 
 @pytest.mark.rdma(handshake=0.5, seed=3)
-def test_programs(rdma_programs):
+def test_programs_inherit_the_fault_plan(rdma_programs):
     show = "import os; print(os.environ['AIORDMA_EMBEDDED_FAULTS'])"
     for environment in (None, {"PATH": os.environ["PATH"]}):
         run = rdma_programs.run(sys.executable, "-c", show, env=environment)
@@ -206,15 +206,15 @@ def test_programs(rdma_programs):
     assert server.stdout.readline() == "True\\n"
 
 
-def test_program_that_fails(rdma_programs):
+def test_failing_program_raises_called_process_error(rdma_programs):
     rdma_programs.run(sys.executable, "-c", DEVICE + "print('out'); exit(7)")
 
 
-def test_program_that_hangs(rdma_programs):
+def test_hanging_program_raises_timeout_expired(rdma_programs):
     rdma_programs.run(sys.executable, "-c", "import time; time.sleep(1000)", timeout=0.5)
 
 
-def test_program_whose_child_lives_on(rdma_programs):
+def test_program_with_surviving_child_times_out(rdma_programs):
     seconds = 0.5
     while True:
         try:
@@ -226,7 +226,7 @@ def test_program_whose_child_lives_on(rdma_programs):
         seconds *= 2
 
 
-def test_child_that_lived_on():
+def test_surviving_child_is_still_running():
     with open("child") as child:
         os.kill(int(child.read()), 9)  # ProcessLookupError if the test before has waited for it
 """
@@ -245,44 +245,49 @@ def report(
     return run_python("-m", "pytest", *options, folder, cwd=folder, **environment)
 
 
-def test_plugin_gives_the_expected_results(report: subprocess.CompletedProcess[str]) -> None:
+def test_sample_project_tests_have_expected_outcomes(
+    report: subprocess.CompletedProcess[str],
+) -> None:
     found = re.findall(
         r"^(PASSED|FAILED|ERROR) .*::(test_\w+)(?:\[\d\])?(?: - ([\w.]*))?",
         report.stdout,
         re.MULTILINE,
     )
     assert {name: (verdict, error) for verdict, name, error in found} == {
-        "test_faults": ("PASSED", ""),
-        "test_seeds": ("PASSED", ""),
-        "test_wrong_seeds": ("ERROR", "Failed"),
-        "test_two_counts": ("ERROR", "Failed"),
-        "test_zero_seeds_are_refused": ("ERROR", "Failed"),
-        "test_many_seeds": ("ERROR", "Failed"),
-        "test_seeds_without_a_simulation_fail": ("FAILED", "Failed"),
-        "test_seed_of_its_own": ("FAILED", "Failed"),
-        "test_programs_without_the_device": ("FAILED", "Failed"),
-        "test_without_faults": ("PASSED", ""),
-        "test_both": ("PASSED", ""),
-        "test_no_device": ("FAILED", "Failed"),
-        "test_nothing_to_strike": ("FAILED", "Failed"),
-        "test_one_of_two": ("FAILED", "Failed"),
-        "test_program_without": ("FAILED", "Failed"),
-        "test_chance": ("PASSED", ""),
-        "test_without_the_marker": ("PASSED", ""),
-        "test_one": ("PASSED", ""),
-        "test_other": ("PASSED", ""),
-        "test_the_same_frame_is_lost": ("PASSED", ""),
-        "test_programs": ("PASSED", ""),
-        "test_that_fails": ("FAILED", "aiordma.errors.VerbsError"),
-        "test_program_that_fails": ("FAILED", "subprocess.CalledProcessError"),
-        "test_program_that_hangs": ("FAILED", "subprocess.TimeoutExpired"),
-        "test_program_whose_child_lives_on": ("FAILED", "subprocess.TimeoutExpired"),
-        "test_child_that_lived_on": ("PASSED", ""),
-        "test_unknown": ("ERROR", "Failed"),
-        "test_no_probability": ("ERROR", "Failed"),
-        "test_marker_without_faults_is_refused": ("ERROR", "Failed"),
-        "test_no_keyword": ("ERROR", "Failed"),
-        "test_no_marker": ("ERROR", "Failed"),
+        "test_first_registration_fails": ("PASSED", ""),
+        "test_simulate_uses_the_option_seeds": ("PASSED", ""),
+        "test_seeds_keyword_is_rejected": ("ERROR", "Failed"),
+        "test_two_seed_counts_are_rejected": ("ERROR", "Failed"),
+        "test_zero_seeds_are_rejected": ("ERROR", "Failed"),
+        "test_text_seed_count_is_rejected": ("ERROR", "Failed"),
+        "test_unused_seeds_fail_the_test": ("FAILED", "Failed"),
+        "test_explicit_seed_leaves_marker_seeds_unused": ("FAILED", "Failed"),
+        "test_program_never_opens_the_device": ("FAILED", "Failed"),
+        "test_marker_without_faults_selects_the_device": ("PASSED", ""),
+        "test_class_and_test_markers_are_merged": ("PASSED", ""),
+        "test_device_is_never_opened": ("FAILED", "Failed"),
+        "test_fault_has_no_opportunity": ("FAILED", "Failed"),
+        "test_second_of_two_faults_never_happens": ("FAILED", "Failed"),
+        "test_program_never_registers_memory": ("FAILED", "Failed"),
+        "test_improbable_fault_may_not_happen": ("PASSED", ""),
+        "test_environment_has_no_faults_without_the_marker": ("PASSED", ""),
+        "test_seed_7_loses_a_frame": ("PASSED", ""),
+        "test_seed_8_loses_a_frame": ("PASSED", ""),
+        "test_same_seed_loses_the_same_frame": ("PASSED", ""),
+        "test_programs_inherit_the_fault_plan": ("PASSED", ""),
+        "test_injected_fault_fails_the_test": ("FAILED", "aiordma.errors.VerbsError"),
+        "test_failing_program_raises_called_process_error": (
+            "FAILED",
+            "subprocess.CalledProcessError",
+        ),
+        "test_hanging_program_raises_timeout_expired": ("FAILED", "subprocess.TimeoutExpired"),
+        "test_program_with_surviving_child_times_out": ("FAILED", "subprocess.TimeoutExpired"),
+        "test_surviving_child_is_still_running": ("PASSED", ""),
+        "test_unknown_fault_is_rejected": ("ERROR", "Failed"),
+        "test_invalid_probability_is_rejected": ("ERROR", "Failed"),
+        "test_seed_without_faults_is_rejected": ("ERROR", "Failed"),
+        "test_positional_argument_is_rejected": ("ERROR", "Failed"),
+        "test_faults_fixture_requires_the_marker": ("ERROR", "Failed"),
     }, report.stdout
 
 
@@ -312,23 +317,23 @@ def test_plugin_misuse_is_reported_in_one_line(
     ("test", "says"),
     [
         (
-            "test_seeds_without_a_simulation_fail",
+            "test_unused_seeds_fail_the_test",
             "@pytest.mark.rdma_seeds(3): the test did not call aiordma.testing.simulate without "
             "a seed, so it used none of these seeds",
         ),
         (
-            "test_seed_of_its_own",
+            "test_explicit_seed_leaves_marker_seeds_unused",
             "@pytest.mark.rdma_seeds(): the test did not call aiordma.testing.simulate without "
             "a seed, so it used none of these seeds",
         ),
         (
-            "test_programs_without_the_device",
+            "test_program_never_opens_the_device",
             "no program that the test started with rdma_programs opened embedded0, so the test "
             "did not use the device",
         ),
     ],
 )
-def test_report_says_why_a_test_shows_nothing(
+def test_report_explains_why_seeds_or_device_were_unused(
     report: subprocess.CompletedProcess[str], test: str, says: str
 ) -> None:
     before = rf"^_+ {test} _+\n(?:\[gw.*\n)?"
@@ -339,7 +344,7 @@ EXPECTED = "expected a number of seeds such as 1000, or a range such as 500:1000
 
 
 @pytest.mark.parametrize("seeds", ["many", "0", "-3", "5:5", "7:3", "-1:3", "3:", "1.5"])
-def test_option_with_wrong_seeds_is_refused(seeds: str, tmp_path: Path) -> None:
+def test_invalid_rdma_seeds_option_is_rejected(seeds: str, tmp_path: Path) -> None:
     done = run_python("-m", "pytest", f"--rdma-seeds={seeds}", tmp_path, PYTEST_ADDOPTS="")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"argument --rdma-seeds: {EXPECTED} '{seeds}'" in done.stderr
@@ -347,7 +352,7 @@ def test_option_with_wrong_seeds_is_refused(seeds: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [["-p", "no:xdist"], ["-n1"]])
 @pytest.mark.parametrize("is_used", [False, True])
-def test_option_without_a_marked_test_fails(
+def test_rdma_seeds_option_fails_without_a_marked_test(
     options: list[str], is_used: bool, tmp_path: Path
 ) -> None:
     marker = "@pytest.mark.rdma_seeds" if is_used else ""
@@ -357,7 +362,7 @@ import pytest
 from aiordma import testing
 
 {marker}
-def test_simulation():
+def test_simulate_runs_to_completion():
     testing.simulate(lambda world: asyncio.sleep(1))
 """
     (tmp_path / "test_it.py").write_text(program)
@@ -370,7 +375,7 @@ def test_simulation():
     assert listed.returncode == 0
 
 
-def test_report_of_a_failed_test_shows_faults_and_trace(
+def test_failure_report_shows_rdma_faults_and_trace(
     report: subprocess.CompletedProcess[str],
 ) -> None:
     """The report also has the seed that repeats the faults, and the program's output."""

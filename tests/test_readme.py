@@ -54,7 +54,7 @@ def test_readme_programs_print_the_shown_output(program: str, output: str) -> No
     assert output.strip() in README.replace(program, "") + program.partition("#")[2]
 
 
-def test_readme_begins_with_installing_and_a_short_echo() -> None:
+def test_readme_starts_with_installation_and_echo_example() -> None:
     """The program has ten lines besides the import of asyncio.
 
     The landing page of the site begins with it, and `make wheel` runs it from each wheel.
@@ -70,13 +70,13 @@ def test_readme_begins_with_installing_and_a_short_echo() -> None:
 
 
 @pytest.mark.parametrize("page", FOR_CARDS)
-def test_pages_that_offer_cards_say_that_none_was_tested(page: str) -> None:
+def test_hardware_pages_state_that_cards_are_untested(page: str) -> None:
     text = " ".join((ROOT / page).read_text().split())
     assert re.search(r"not (been )?tested (on one )?yet", text)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_landing_pages_distinguish_the_card_from_the_embedded_device(page: str) -> None:
+def test_landing_pages_distinguish_rdma_cards_from_embedded_device(page: str) -> None:
     text = " ".join((ROOT / page).read_text().split())
     assert "card moves data between the memories of two programs without the kernel" in text
     assert re.search(r"The (embedded )?software device does copy: ", text)
@@ -91,7 +91,7 @@ def test_readme_figures_match_the_measurements() -> None:
         assert f"| {' | '.join(row)} (" in measured
 
 
-def test_readme_simulation_note_is_on_the_testing_page() -> None:
+def test_readme_simulation_note_matches_the_testing_page() -> None:
     notes = re.findall(r"^```text\n(simulate\(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     assert len(notes) == 1
     assert notes[0] in (ROOT / "docs" / "testing.md").read_text()
@@ -101,7 +101,7 @@ def test_readme_simulation_note_is_on_the_testing_page() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_named_make_targets_exist(page: str) -> None:
+def test_make_targets_in_documentation_exist(page: str) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {words[0] for words in commands(page, "make")}
     assert named
@@ -109,7 +109,7 @@ def test_named_make_targets_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "docs/command-line.md"])
-def test_named_commands_and_options_exist(page: str) -> None:
+def test_commands_and_options_in_documentation_exist(page: str) -> None:
     context = click.Context(app)
     for name, *words in commands(page, "aiordma"):
         command = app.get_command(context, name)
@@ -129,6 +129,6 @@ def test_named_commands_and_options_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_named_public_names_exist(page: str) -> None:
+def test_public_names_in_documentation_exist(page: str) -> None:
     for name in re.findall(r"`(aiordma\.[\w.]+)`", (ROOT / page).read_text()):
         pkgutil.resolve_name(name)  # also imports modules such as aiordma.blocking

@@ -43,7 +43,7 @@ def printed(program: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_each_device_is_found_by_name_address_and_guid() -> None:
+def test_devices_can_be_found_by_name_address_and_guid() -> None:
     assert printed("""
         one, two = verbs.devices()
         assert two.guid != one.guid and verbs.find_device(guid=two.guid) == two
@@ -64,7 +64,7 @@ def test_doctor_describes_the_first_device() -> None:
 
 
 @pytest.mark.parametrize("links", ["shared", "tcp"])
-def test_address_selects_the_device(links: str) -> None:
+def test_connect_and_listen_select_the_device_by_address(links: str) -> None:
     wire = {"shared": "shared memory", "tcp": "tcp"}[links]
     assert printed("""
         print(*asyncio.run(echo("127.0.0.1")), sep=", ")
@@ -79,7 +79,7 @@ def test_address_selects_the_device(links: str) -> None:
     ]  # fmt: skip
 
 
-def test_port_state_and_faults_belong_to_one_device() -> None:
+def test_port_state_and_faults_are_separate_for_each_device() -> None:
     assert printed("""
         lib.aiordma_embedded_raise_on(b"embedded0", EventType.PORT_ERR)
         print(*map(state, verbs.devices()))
@@ -107,7 +107,7 @@ def test_port_state_and_faults_belong_to_one_device() -> None:
     ]  # fmt: skip
 
 
-def test_memory_is_registered_with_the_other_device_on_demand() -> None:
+def test_memory_is_registered_on_demand_with_a_second_device() -> None:
     """The lkey of another device's domain is refused. The key to all memory is disabled here."""
     assert printed("""
         from aiordma import MemoryPool, mr_pool

@@ -65,7 +65,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> boo
 
 
 @pytest.mark.parametrize("kind", [Loop, UVLoop])
-def test_other_addresses_stay_on_tcp(
+def test_hosts_and_sockets_without_rdma_use_tcp(
     kind: Any, device_name: str, host: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -111,7 +111,7 @@ def test_tls_runs_over_rdma(kind: Any, device_name: str, host: str) -> None:
 
 @pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
 @pytest.mark.parametrize("paused", [False, True])
-def test_protocol_of_a_cancelled_task_still_receives_data(
+def test_protocol_receives_data_after_its_task_is_cancelled(
     kind: Any, device_name: str, host: str, paused: bool
 ) -> None:
     """`asyncio.run` cancels the program's tasks, but its TCP connections stay open."""
@@ -153,7 +153,7 @@ def test_protocol_of_a_cancelled_task_still_receives_data(
 
 
 @pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
-def test_server_accepts_after_all_tasks_were_cancelled(
+def test_server_accepts_connections_after_all_tasks_are_cancelled(
     kind: Any, device_name: str, host: str
 ) -> None:
     """`asyncio.run` cancels all tasks at its end. Earlier connections must still be served."""
@@ -177,7 +177,7 @@ def test_server_accepts_after_all_tasks_were_cancelled(
 
 
 @pytest.mark.parametrize("kind", [streams.EventLoop, UVLoop])
-def test_loop_sendfile_works_over_rdma_and_tcp(
+def test_loop_sendfile_sends_file_range_over_rdma_and_tcp(
     kind: Any, device_name: str, host: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -211,7 +211,7 @@ def test_loop_sendfile_works_over_rdma_and_tcp(
     run_on(kind, device_name, main())
 
 
-def test_loop_sendfile_copies_other_files(device_name: str, host: str) -> None:
+def test_loop_sendfile_copies_in_memory_files(device_name: str, host: str) -> None:
     data = bytes(range(256)) * 3000  # sent in several parts
 
     async def main() -> None:
@@ -368,7 +368,9 @@ def test_create_server_options_match_asyncio(run: Any, kind: Any, device_name: s
 
 
 @KINDS
-def test_loop_specific_options_are_accepted(kind: Any, device_name: str, host: str) -> None:
+def test_rdma_loop_supports_reuse_port_keep_alive_and_all_errors(
+    kind: Any, device_name: str, host: str
+) -> None:
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
         options = {"reuse_port": True, "keep_alive": True}
@@ -443,7 +445,7 @@ def test_sock_connect_prepares_rdma_or_falls_back_to_tcp(
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_exit_in_a_callback_ends_the_program(
+def test_exit_exception_in_protocol_callback_stops_the_program(
     kind: type[BaseException], device_name: str, host: str
 ) -> None:
     """The program is waiting for its connection to end."""
@@ -468,7 +470,7 @@ def test_exit_in_a_callback_ends_the_program(
 @WIRES
 @pytest.mark.parametrize("size", [5, 300_000])
 @pytest.mark.parametrize("end", ["close", "write_eof", "abort"])
-def test_data_written_before_the_end_of_the_program_arrives(
+def test_data_written_before_program_exit_is_delivered(
     run: Any, kind: Any, end: str, size: int, device_name: str, host: str
 ) -> None:
     """The program drains its writer, but does not wait for the connection to end."""

@@ -144,7 +144,7 @@ def which_fail(pd: verbs.ProtectionDomain, faults: testing.Faults) -> str:
 
 
 @needs_faults
-def test_failure_note_has_the_seed_that_repeats_it(
+def test_failure_note_contains_a_seed_that_reproduces_the_faults(
     pd: verbs.ProtectionDomain, device_name: str
 ) -> None:
     def fail(faults: testing.Faults) -> None:
@@ -167,7 +167,7 @@ def test_failure_note_has_the_seed_that_repeats_it(
 
 
 @needs_faults
-def test_faults_plan_contains_every_part(device_name: str, cq: verbs.CompletionQueue) -> None:
+def test_fault_plan_contains_every_option(device_name: str, cq: verbs.CompletionQueue) -> None:
     given: dict[str, Any] = {
         "seed": 3, "loss": 1e-9, "duplicate": "0.5@7-", "frames": "answers", "delay": 1e-6,
         "jitter": 2.5, "rate": 10, "cut": "@4", "cut_after": 5, "rnr": 0.25, "overrun": "@6-8",
@@ -183,7 +183,9 @@ def test_faults_plan_contains_every_part(device_name: str, cq: verbs.CompletionQ
 
 
 @needs_faults
-def test_fault_that_never_happens_is_an_error(pd: verbs.ProtectionDomain, device_name: str) -> None:
+def test_injected_fault_that_never_occurs_raises_assertion_error(
+    pd: verbs.ProtectionDomain, device_name: str
+) -> None:
     """A fault with a probability must have had an opportunity to happen."""
 
     def register(times: int, **given: Any) -> None:
@@ -222,7 +224,9 @@ def test_second_fault_plan_raises_busy_error(device_name: str) -> None:
 
 
 @needs_faults
-def test_invalid_plan_names_its_part(device: verbs.Device, device_name: str) -> None:
+def test_invalid_fault_plan_error_identifies_the_option(
+    device: verbs.Device, device_name: str
+) -> None:
     wrong: dict[str, dict[str, object]] = {
         "'loss=2': expected a probability from 0 to 1": {"loss": 2},
         "'qp=0': expected a number from 1": {"qp": 0},
@@ -254,7 +258,7 @@ def test_invalid_plan_names_its_part(device: verbs.Device, device_name: str) -> 
 
 
 @pytest.mark.parametrize("block", [testing.faults, testing.check_leaks])
-def test_block_that_is_never_entered_warns(block: Callable[[], object]) -> None:
+def test_unentered_context_manager_warns(block: Callable[[], object]) -> None:
     name = getattr(block, "__name__", "")
     says = (
         f"^testing.{name}\\(\\) was never entered, so it had no effect: write `with "
@@ -264,7 +268,7 @@ def test_block_that_is_never_entered_warns(block: Callable[[], object]) -> None:
         block()
 
 
-def test_leak_check_decorates_functions() -> None:
+def test_check_leaks_can_be_used_as_a_decorator() -> None:
     @testing.check_leaks()
     def work(number: int) -> int:
         return number
@@ -273,7 +277,7 @@ def test_leak_check_decorates_functions() -> None:
     assert work(6) == 6
 
 
-def test_leak_check_refuses_its_timeout_before_the_block() -> None:
+def test_check_leaks_rejects_invalid_timeout_before_the_block() -> None:
     wrong: Any = "5"
     with (
         pytest.raises(TypeError, match="timeout must be a number of seconds, not str '5'"),
@@ -293,7 +297,7 @@ def test_leak_check_refuses_its_timeout_before_the_block() -> None:
         (["trace"], "delay=0.5s,rate=5", "delay=0.5s, rate=5"),
     ],
 )
-def test_traces_show_which_faults_had_no_chance(
+def test_traces_identify_faults_that_could_not_occur(
     types: list[str], plan: str, never: str, tmp_path: Path
 ) -> None:
     (tmp_path / "1.jsonl").write_text("".join(f'{{"t":1,"type":"{it}"}}\n' for it in types))
@@ -304,7 +308,7 @@ def child(program: str, plan: str) -> subprocess.CompletedProcess[str]:
     return run_python("-c", program, AIORDMA_EMBEDDED_FAULTS=plan, AIORDMA_DEVICE="embedded0")
 
 
-def test_fault_variable_injects_faults() -> None:
+def test_faults_environment_variable_injects_faults() -> None:
     program = (
         "from aiordma import verbs\n"
         "with verbs.find_device('embedded0').open() as context, context.alloc_pd() as pd:\n"
@@ -321,7 +325,7 @@ def test_fault_variable_injects_faults() -> None:
 # --- pairs and leaks -----------------------------------------------------------------------------
 
 
-async def test_connected_pair_uses_the_config_and_closes(device_name: str) -> None:
+async def test_connected_pair_applies_config_and_closes_both_connections(device_name: str) -> None:
     config = aiordma.Config(max_message=100_000)
     async with testing.connected_pair(device=device_name, config=config) as pair:
         assert [connection.max_message for connection in pair] == [100_000] * 2
@@ -396,7 +400,9 @@ def test_io_uring_thread_is_not_a_leak() -> None:
         assert before.growth(testing.Held.now()) == f"file {ring}: anon_inode:[io_uring]"
 
 
-def test_thread_missing_in_the_first_list_is_not_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_omitted_from_the_first_task_list_is_not_a_leak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The kernel's list may lack threads while another one ends; the check lists them again."""
     lists = 0
 
@@ -423,7 +429,7 @@ def test_thread_missing_in_the_first_list_is_not_a_leak(monkeypatch: pytest.Monk
         thread.join()
 
 
-def test_leak_check_waits_for_objects_that_end(
+def test_leak_check_waits_for_objects_to_be_released(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file, a queue pair and a thread end in turn while the check waits."""
@@ -456,7 +462,7 @@ def test_joined_thread_is_not_a_leak(device: verbs.Device) -> None:
             thread.join()
 
 
-def test_exception_of_the_block_takes_precedence(left: list[object]) -> None:
+def test_block_exception_takes_precedence_over_leak_report(left: list[object]) -> None:
     def leak_and_fail() -> None:
         left.append(open(os.devnull))  # noqa: SIM115
         raise LookupError

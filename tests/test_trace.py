@@ -89,7 +89,7 @@ def test_recording_contains_requests_and_states(tmp_path: Path) -> None:
     assert 0 < found[-1].took < times[-1] - times[0]
 
 
-def test_recording_contains_extended_reliable_connections(tmp_path: Path) -> None:
+def test_recording_includes_xrc_queue_pairs_and_requests(tmp_path: Path) -> None:
     device = verbs.find_device("embedded0")
     with (
         trace.recording(tmp_path / "trace") as path,
@@ -123,7 +123,7 @@ def test_recording_contains_extended_reliable_connections(tmp_path: Path) -> Non
     ]
 
 
-def test_only_one_recording_runs_and_files_are_appended(tmp_path: Path) -> None:
+def test_concurrent_recording_is_rejected_and_later_runs_are_appended(tmp_path: Path) -> None:
     with pytest.raises(KeyError), trace.recording(tmp_path / "failed") as failed:
         raise KeyError
     assert trace.read(failed)[0].end is not None
@@ -185,7 +185,7 @@ def test_trace_file_of_another_user_is_rejected(tmp_path: Path) -> None:
     assert "VerbsError: [Errno 1] ibv_open_device: Operation not permitted" in done.stderr
 
 
-def test_open_private_names_the_owner_of_a_protected_file(
+def test_open_private_reports_the_owner_of_a_protected_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under fs.protected_regular, O_CREAT fails for another user's file in /tmp."""
@@ -213,7 +213,7 @@ def test_read_rejects_files_that_are_not_traces(tmp_path: Path) -> None:
         trace.read(path)
 
 
-def test_trace_explains_why_memory_could_not_be_used(tmp_path: Path) -> None:
+def test_trace_explains_memory_protection_errors(tmp_path: Path) -> None:
     """One key never existed, one has ended, and one belongs to another domain."""
     with (
         trace.recording(tmp_path / "trace") as path,
@@ -239,7 +239,7 @@ def test_trace_explains_why_memory_could_not_be_used(tmp_path: Path) -> None:
     ]
 
 
-def test_refused_calls_are_traced_with_their_reasons(tmp_path: Path) -> None:
+def test_rejected_calls_are_traced_with_their_reasons(tmp_path: Path) -> None:
     attr = ffi.new("struct ibv_qp_attr *", {"qp_state": QPState.RTS})
     with (
         trace.recording(tmp_path / "trace") as path,
@@ -269,7 +269,7 @@ def test_refused_calls_are_traced_with_their_reasons(tmp_path: Path) -> None:
     ]
 
 
-def test_each_reason_has_a_meaning() -> None:
+def test_trace_reasons_match_the_device_sources() -> None:
     """The table has exactly the reasons that the device's sources write."""
     device = Path(__file__).parents[1] / "softdev/src"
     names = [
@@ -301,7 +301,9 @@ def run_traced(end: str, path: str) -> subprocess.CompletedProcess[str]:
     ("end", "status"),
     [("pass", 0), ("os._exit(0)", 0), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
 )
-def test_variable_traces_a_program_however_it_ends(end: str, status: int, tmp_path: Path) -> None:
+def test_aiordma_trace_records_every_request_before_process_exit(
+    end: str, status: int, tmp_path: Path
+) -> None:
     """However the process ends, every posted request is in the trace."""
     done = run_traced(end, str(tmp_path / "%p.jsonl"))
     assert (done.returncode, done.stderr) == (status, "")

@@ -58,7 +58,7 @@ def annotated(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.any_device
-def test_annotations_of_the_public_interface_can_be_evaluated() -> None:
+def test_public_annotations_can_be_evaluated() -> None:
     found = {path: it for name in public_modules() for path, it in annotated(import_module(name))}
     failed = {}
     for path, value in found.items():
@@ -99,10 +99,10 @@ def test_annotations_of_the_public_interface_can_be_evaluated() -> None:
         (verbs.MemoryRegion.rereg, "pd", verbs.ProtectionDomain | None),
     ],
 )
-def test_type_hint_is_the_class_that_users_import(value: Any, name: str, hint: Any) -> None:
+def test_type_hints_resolve_to_the_expected_classes(value: Any, name: str, hint: Any) -> None:
     assert get_type_hints(value)[name] == hint
 
 
 @pytest.mark.any_device
-def test_methods_derived_from_compiled_ones_have_no_hints_of_their_own() -> None:
+def test_generated_blocking_methods_have_no_type_hints() -> None:
     assert get_type_hints(blocking.Connection.send) == {}

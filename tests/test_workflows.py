@@ -20,7 +20,7 @@ STEPS = re.findall(r"^step (\S+) (.*)$", (ROOT / ".ci/run").read_text(), re.MULT
 VERSIONS = [f"3.{minor}" for minor in MINORS]
 
 
-def test_ci_jobs_match_the_steps() -> None:
+def test_ci_jobs_match_the_ci_script_steps() -> None:
     (listed,) = re.findall(r"^ +step:\n((?: +- \S+\n)+)", WORKFLOWS["ci.yml"], re.MULTILINE)
     assert re.findall(r"- (\S+)", listed) == [name for name, _ in STEPS if name != "packages"]
     assert ".ci/run ${{ matrix.step }}" in WORKFLOWS["ci.yml"]
@@ -31,7 +31,7 @@ def test_workflow_make_targets_exist() -> None:
     assert set(re.findall(r"\bmake ([\w-]+)", "".join(WORKFLOWS.values()))) <= targets
 
 
-def test_files_named_by_workflows_exist() -> None:
+def test_files_referenced_by_workflows_exist() -> None:
     others = [(ROOT / it).read_text() for it in ("action.yml", "Makefile", ".ci/run")]
     named = re.findall(
         r"\b(?<!/)(?:docs|tests|softdev|native|integrations)/[\w/.-]+\.(?:py|md|toml|json)\b",
@@ -57,7 +57,7 @@ def test_release_covers_every_python_version_and_integration() -> None:
     assert "max-parallel: 1" in text
 
 
-def test_release_names_the_repository_of_its_workflow(tmp_path: Path) -> None:
+def test_release_metadata_links_to_the_publishing_repository(tmp_path: Path) -> None:
     """The job that publishes checks the metadata. The READMEs link to files of the release."""
     text, clone = WORKFLOWS["release.yml"], tmp_path / "clone"
     assert text.index("tests.release") < text.index("make wheel")
@@ -86,11 +86,11 @@ def test_release_names_the_repository_of_its_workflow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["us/aiordma", "https://forge.test/aiordma", "ftp://a/b/c"])
-def test_release_rejects_invalid_addresses(address: str) -> None:
+def test_release_rejects_invalid_repository_urls(address: str) -> None:
     assert "usage" in run_python("-m", "tests.release", address).stderr
 
 
-def test_repeated_project_data_is_consistent() -> None:
+def test_project_metadata_is_consistent_across_files() -> None:
     """Several files repeat the version, the license, the keywords and the supported versions."""
     project, text = PYPROJECT["project"], WORKFLOWS["release.yml"]
     cited = (ROOT / "CITATION.cff").read_text()
@@ -129,7 +129,7 @@ def test_ray_versions_are_consistent() -> None:
     assert asked == f"ray>={tested.removesuffix('.0')}"
 
 
-def test_only_tags_are_published_without_a_password() -> None:
+def test_publish_job_runs_only_for_tags_and_uses_no_secrets() -> None:
     publish = WORKFLOWS["release.yml"].partition("\n  publish:\n")[2]
     assert "if: startsWith(github.ref, 'refs/tags/v')" in publish
     assert "id-token: write" in publish

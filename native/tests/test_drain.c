@@ -6,7 +6,7 @@
 /* Check that a drain without completions sets `busy` if it makes progress on a message. The
  * device's thread may do all the work for a message, so repeat the test until a drain has set
  * `busy`. */
-static void in_the_middle(struct side *a, struct side *b)
+static void drain_sets_busy_during_a_message(struct side *a, struct side *b)
 {
 	enum { LONG = 16 * 1024 * 1024 };
 	struct aiordma_completion completion;
@@ -35,6 +35,6 @@ static void in_the_middle(struct side *a, struct side *b)
 int main(void)
 {
 	limit_seconds(100);
-	PAIR(in_the_middle, .memory = 16 << 20);
+	PAIR(drain_sets_busy_during_a_message, .memory = 16 << 20);
 	return 0;
 }

@@ -21,19 +21,19 @@ struct stage {
 
 enum { ANSWER = 77 };
 
-static int answer(void)
+static int return_answer(void)
 {
 	return ANSWER;
 }
 
-static void *pointer_answer(void)
+static void *return_answer_as_pointer(void)
 {
 	return (void *)(uintptr_t)ANSWER;
 }
 
 /* Returns `pointer` as an integer, or errno if it is NULL. The results of calls that return a
  * pointer can then be checked like those of calls that return an int. */
-static int number_of(void *pointer)
+static int result_of_pointer(void *pointer)
 {
 	return pointer ? (int)(uintptr_t)pointer : errno;
 }
@@ -50,7 +50,7 @@ static int number_of(void *pointer)
 #define POINTER(name, ...)                                                                         \
 	static int call_##name(struct stage *s)                                                    \
 	{                                                                                          \
-		return number_of(aiordma_ibv_##name(__VA_ARGS__));                                 \
+		return result_of_pointer(aiordma_ibv_##name(__VA_ARGS__));                         \
 	}
 
 NUMBER(query_device_ex, s->context, NULL)
@@ -103,7 +103,7 @@ static const struct {
 	{call_modify_qp_rate_limit, OF(modify_qp_rate_limit), false},
 };
 
-static void set_the_scene(struct stage *s, struct ibv_context *context)
+static void init_stage(struct stage *s, struct ibv_context *context)
 {
 	*s = (struct stage){
 		.context = context,
@@ -119,15 +119,15 @@ static void set_the_scene(struct stage *s, struct ibv_context *context)
 
 /* Check that a wrapper calls its own member of struct verbs_context, by setting only this
  * member. If the member is NULL, or if the context is not extended, the wrapper must fail. */
-static void the_right_one_is_called(size_t i)
+static void wrapper_calls_its_own_context_member(size_t i)
 {
 	struct verbs_context *x = calloc(1, sizeof(*x));
 	struct stage s;
-	void (*function)(void) =
-		calls[i].pointer ? (void (*)(void))pointer_answer : (void (*)(void))answer;
+	void (*function)(void) = calls[i].pointer ? (void (*)(void))return_answer_as_pointer
+						  : (void (*)(void))return_answer;
 
 	CHECK(x);
-	set_the_scene(&s, &x->context);
+	init_stage(&s, &x->context);
 	x->sz = sizeof(*x);
 	x->context.abi_compat = AIORDMA_ABI_EXTENDED;
 	CHECK_EQUAL(calls[i].call(&s), EOPNOTSUPP); /* the provider left it out */
@@ -141,7 +141,7 @@ static void the_right_one_is_called(size_t i)
 /* Check that a wrapper fails if the context belongs to an older library that does not have the
  * member. The structure grows at its head, so the older structure starts right after the member.
  * The address sanitizer detects any access before this start. */
-static void an_older_library(size_t i)
+static void wrapper_fails_with_an_older_library(size_t i)
 {
 	size_t next = calls[i].member + sizeof(void (*)(void));
 	size_t size = sizeof(struct verbs_context) - next;
@@ -151,7 +151,7 @@ static void an_older_library(size_t i)
 	CHECK(memory);
 	struct verbs_context *x = (struct verbs_context *)(memory - next);
 
-	set_the_scene(&s, &x->context);
+	init_stage(&s, &x->context);
 	x->sz = size;
 	x->context.abi_compat = AIORDMA_ABI_EXTENDED;
 	CHECK_EQUAL(calls[i].call(&s), EOPNOTSUPP);
@@ -160,9 +160,9 @@ static void an_older_library(size_t i)
 
 static struct ibv_device_attr_ex *given_attr;
 
-static int sees_its_arguments(struct ibv_context *context,
-			      const struct ibv_query_device_ex_input *input,
-			      struct ibv_device_attr_ex *attr, size_t size)
+static int check_arguments(struct ibv_context *context,
+			   const struct ibv_query_device_ex_input *input,
+			   struct ibv_device_attr_ex *attr, size_t size)
 {
 	CHECK(context->abi_compat == AIORDMA_ABI_EXTENDED);
 	CHECK(!input);
@@ -171,10 +171,10 @@ static int sees_its_arguments(struct ibv_context *context,
 	return 0;
 }
 
-static void arguments_arrive(void)
+static void wrapper_passes_its_arguments(void)
 {
 	struct verbs_context x = {.sz = sizeof(x),
-				  .query_device_ex = sees_its_arguments,
+				  .query_device_ex = check_arguments,
 				  .context.abi_compat = AIORDMA_ABI_EXTENDED};
 	struct ibv_device_attr_ex attr;
 
@@ -205,7 +205,7 @@ static int dealloc_window(struct ibv_mw *mw)
 
 /* Check the calls for memory windows, whose function pointers are in struct ibv_context. Binding
  * must fail for a type 2 window, which is bound by posting a request (ibv_bind_mw(3)). */
-static void windows(void)
+static void window_calls_use_context_ops(void)
 {
 	struct ibv_context context = {.cmd_fd = -1};
 	struct ibv_pd pd = {.context = &context};
@@ -213,20 +213,20 @@ static void windows(void)
 	struct ibv_mw mw = {.context = &context, .type = IBV_MW_TYPE_1};
 	struct ibv_mw_bind bind = {.wr_id = 1};
 
-	CHECK_EQUAL(number_of(aiordma_ibv_alloc_mw(&pd, IBV_MW_TYPE_2)), EOPNOTSUPP);
+	CHECK_EQUAL(result_of_pointer(aiordma_ibv_alloc_mw(&pd, IBV_MW_TYPE_2)), EOPNOTSUPP);
 	CHECK_EQUAL(aiordma_ibv_bind_mw(&qp, &mw, &bind), EOPNOTSUPP);
 	CHECK_EQUAL(aiordma_ibv_dealloc_mw(&mw), EOPNOTSUPP);
 	context.ops.alloc_mw = alloc_window;
 	context.ops.bind_mw = bind_window;
 	context.ops.dealloc_mw = dealloc_window;
-	CHECK_EQUAL(number_of(aiordma_ibv_alloc_mw(&pd, IBV_MW_TYPE_2)), ANSWER);
+	CHECK_EQUAL(result_of_pointer(aiordma_ibv_alloc_mw(&pd, IBV_MW_TYPE_2)), ANSWER);
 	CHECK_EQUAL(aiordma_ibv_bind_mw(&qp, &mw, &bind), ANSWER);
 	CHECK_EQUAL(aiordma_ibv_dealloc_mw(&mw), ANSWER);
 	mw.type = IBV_MW_TYPE_2;
 	CHECK_EQUAL(aiordma_ibv_bind_mw(&qp, &mw, &bind), EINVAL);
 }
 
-static void device_memory_without_copying(void)
+static void dm_copy_without_provider_support_fails(void)
 {
 	struct ibv_dm dm = {.comp_mask = 0};
 	char byte = 0;
@@ -238,11 +238,11 @@ static void device_memory_without_copying(void)
 int main(void)
 {
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
-		the_right_one_is_called(i);
-		an_older_library(i);
+		wrapper_calls_its_own_context_member(i);
+		wrapper_fails_with_an_older_library(i);
 	}
-	arguments_arrive();
-	windows();
-	device_memory_without_copying();
+	wrapper_passes_its_arguments();
+	window_calls_use_context_ops();
+	dm_copy_without_provider_support_fails();
 	return 0;
 }

@@ -21,7 +21,7 @@ runpy.run_module("aiordma", run_name="__main__")
 
 
 @pytest.mark.parametrize("module", ["click", "rich", "msgpack"])
-def test_command_line_names_the_missing_extra(module: str) -> None:
+def test_command_line_advises_installing_the_missing_extra(module: str) -> None:
     """The error of any other missing module is not hidden."""
     done = run_python("-c", WITHOUT.format(module=module))
     if module == "msgpack":
@@ -59,7 +59,7 @@ def test_help_lists_every_command_with_its_first_sentence(
         assert f"{name} {re.split(r'(?<=[.]) ', said)[0]}" in " ".join(commands.split())
 
 
-def test_command_is_imported_without_the_others() -> None:
+def test_run_command_does_not_import_other_commands() -> None:
     """A program under `aiordma run` must not wait for imports that only `aiordma perf` needs."""
     program = (
         "import sys; from aiordma.cli.app import app;"
@@ -72,7 +72,7 @@ def test_command_is_imported_without_the_others() -> None:
     assert {"aiordma.cli.perf", "aiordma.transport", "rich", "asyncio"}.isdisjoint(loaded)
 
 
-def test_module_and_program_have_the_same_help() -> None:
+def test_python_m_aiordma_prints_the_same_help_as_aiordma() -> None:
     done = run_python("-m", "aiordma", "--help", check=True)
     assert done.stdout == CliRunner().invoke(app, ["--help"], prog_name="aiordma").output
     version = CliRunner().invoke(app, ["--version"]).output

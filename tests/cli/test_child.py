@@ -50,26 +50,26 @@ async def test_listening_child_reports_its_address() -> None:
         ("print('a port')", r"printed 'a port\\n' instead of its address"),
     ],
 )
-async def test_child_that_ends_early_raises_child_error(code: str, text: str) -> None:
+async def test_child_error_is_raised_when_child_reports_no_address(code: str, text: str) -> None:
     with pytest.raises(ChildError, match=text):
         async with listening_child(python(code)):
             raise AssertionError("it did not listen")
 
 
-async def test_silent_child_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_a_silent_child_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "START_TIMEOUT", 0.01)
     with pytest.raises(ChildError, match=r"timed out after 0\.01 s waiting for the server process"):
         async with listening_child(python("import sys; sys.stdin.read()")):
             raise AssertionError("it did not listen")
 
 
-async def test_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_child_is_killed_when_it_does_not_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "GRACE", 0.01)
     async with listening_child(python(LISTENING + "time.sleep(1000)")):
         pass
 
 
-async def test_child_ends_when_the_parent_is_cancelled() -> None:
+async def test_child_exits_when_the_parent_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
         async with listening_child(python(UNTIL_INPUT_ENDS)) as server, asyncio.timeout(0.01):
             await server.guard(forever())
@@ -84,7 +84,7 @@ async def test_child_is_killed_when_waiting_for_it_is_cancelled() -> None:
             limit.reschedule(asyncio.get_running_loop().time() + 0.01)
 
 
-async def test_guard_returns_or_raises_the_outcome_of_the_work(
+async def test_guard_returns_the_result_or_raises_the_exception(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(child, "LAST_BREATH", 0.01)
@@ -103,7 +103,7 @@ async def test_guard_returns_or_raises_the_outcome_of_the_work(
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-async def test_guard_reports_the_death_of_the_child(breaks: bool) -> None:
+async def test_guard_raises_child_error_when_the_child_is_killed(breaks: bool) -> None:
     """The child's death is reported even if it also breaks the connection."""
 
     async def kill(pid: int) -> None:

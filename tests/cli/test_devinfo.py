@@ -39,30 +39,35 @@ def row(text: str, *words: str) -> list[str]:
 # ---- JSON ---------------------------------------------------------------------------------------
 
 
-def test_devinfo_json_matches_the_verbs(device: verbs.Device, context: verbs.Context) -> None:
+def test_devinfo_json_contains_the_queried_attributes(
+    device: verbs.Device, context: verbs.Context
+) -> None:
     done = devinfo(device.name, "--json")
     assert done.exit_code == 0
-    (told,) = json.loads(done.output)["devices"]
+    (reported,) = json.loads(done.output)["devices"]
     attributes, extended = context.query_device(), context.query_device_ex()
-    assert (told["name"], told["library"]) == (device.name, device.library.name)
-    assert (told["guid"], told["problem"]) == (guid_text(device.guid), None)
-    assert told["num_comp_vectors"] == context.num_comp_vectors
-    assert told["attributes"]["max_qp"] == attributes.max_qp
-    assert told["attributes"]["node_guid"] == guid_text(attributes.node_guid)
-    assert "RC_RNR_NAK_GEN" in told["attributes"]["device_cap_flags"]
-    assert told["extended_attributes"]["hca_core_clock"] == extended.hca_core_clock
-    assert told["extended_attributes"]["odp_caps"]["rc"] == flag_names(extended.odp_caps.rc)
-    assert len(told["ports"]) == attributes.phys_port_cnt
-    (of_port,), port = told["ports"], context.query_port()
-    assert (of_port["state"], of_port["link_layer"]) == ("ACTIVE", "ETHERNET")
-    assert (of_port["active_mtu"], of_port["max_mtu"]) == (
+    assert (reported["name"], reported["library"]) == (device.name, device.library.name)
+    assert (reported["guid"], reported["problem"]) == (guid_text(device.guid), None)
+    assert reported["num_comp_vectors"] == context.num_comp_vectors
+    assert reported["attributes"]["max_qp"] == attributes.max_qp
+    assert reported["attributes"]["node_guid"] == guid_text(attributes.node_guid)
+    assert "RC_RNR_NAK_GEN" in reported["attributes"]["device_cap_flags"]
+    assert reported["extended_attributes"]["hca_core_clock"] == extended.hca_core_clock
+    assert reported["extended_attributes"]["odp_caps"]["rc"] == flag_names(extended.odp_caps.rc)
+    assert len(reported["ports"]) == attributes.phys_port_cnt
+    (reported_port,), port = reported["ports"], context.query_port()
+    assert (reported_port["state"], reported_port["link_layer"]) == ("ACTIVE", "ETHERNET")
+    assert (reported_port["active_mtu"], reported_port["max_mtu"]) == (
         port.active_mtu.bytes,
         port.max_mtu.bytes,
     )
-    assert (of_port["max_msg_sz"], of_port["gigabits"]) == (port.max_msg_sz, port.gigabits)
-    assert of_port["pkeys"] == {"0": "0xffff"}
+    assert (reported_port["max_msg_sz"], reported_port["gigabits"]) == (
+        port.max_msg_sz,
+        port.gigabits,
+    )
+    assert reported_port["pkeys"] == {"0": "0xffff"}
     table, chosen = context.query_gid_table(), context.choose_gid()
-    assert of_port["gids"] == [
+    assert reported_port["gids"] == [
         {
             "index": entry.gid_index,
             "gid": str(entry.gid),
@@ -74,20 +79,22 @@ def test_devinfo_json_matches_the_verbs(device: verbs.Device, context: verbs.Con
         }
         for entry in table
     ]
-    assert sum(gid["chosen"] for gid in of_port["gids"]) == 1
+    assert sum(gid["chosen"] for gid in reported_port["gids"]) == 1
 
 
 def test_devinfo_json_lists_every_device() -> None:
-    told = json.loads(devinfo("--json").output)
-    assert [each["name"] for each in told["devices"]] == [it.name for it in verbs.devices()]
+    reported = json.loads(devinfo("--json").output)
+    assert [each["name"] for each in reported["devices"]] == [it.name for it in verbs.devices()]
     missing = verbs.missing_library()
-    assert told["system_library_problem"] == (None if missing is None else str(missing))
+    assert reported["system_library_problem"] == (None if missing is None else str(missing))
 
 
 # ---- tables -------------------------------------------------------------------------------------
 
 
-def test_devinfo_tables_match_the_verbs(device: verbs.Device, context: verbs.Context) -> None:
+def test_devinfo_tables_show_the_queried_ports_and_gids(
+    device: verbs.Device, context: verbs.Context
+) -> None:
     text = shown(device)
     port = context.query_port()
     assert max(map(len, text.splitlines())) <= 80
@@ -112,7 +119,9 @@ def test_devinfo_verbose_lists_every_attribute(
     assert devinfo("-v", device.name).output.count("attribute") == 2
 
 
-def test_devinfo_shows_an_unknown_speed_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devinfo_prints_unknown_for_an_undefined_link_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(verbs.PortAttributes, "lane_gigabits", None)
     assert "unknown" in row(shown(verbs.find_device("embedded0")), "1", "ACTIVE")
 
@@ -120,14 +129,16 @@ def test_devinfo_shows_an_unknown_speed_as_unknown(monkeypatch: pytest.MonkeyPat
 # ---- what is missing ----------------------------------------------------------------------------
 
 
-def test_devinfo_names_an_unknown_device() -> None:
+def test_devinfo_lists_available_devices_when_the_name_is_unknown() -> None:
     done = devinfo("nothing0")
     assert done.exit_code == 1
     assert "device 'nothing0' not found; available devices: " in done.output
     assert "embedded0" in done.output
 
 
-def test_devinfo_shows_a_missing_library_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devinfo_lists_embedded_device_when_system_library_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     error = LibraryNotFoundError("libibverbs.so.1")
     monkeypatch.setattr(verbs, "missing_library", lambda: error)
     monkeypatch.setattr(verbs, "devices", lambda: [verbs.find_device("embedded0")])
@@ -139,12 +150,12 @@ def test_devinfo_shows_a_missing_library_and_continues(monkeypatch: pytest.Monke
     assert json.loads(devinfo("--json").output)["system_library_problem"] == str(error)
 
 
-def test_devinfo_shows_the_error_of_a_device_that_cannot_be_opened(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    there = verbs.find_device("embedded0")
-    gone = verbs.Device("gone0", there.library, there.node_type, there.transport_type, guid=1)
-    monkeypatch.setattr(verbs, "devices", lambda: [gone, there])
+def test_devinfo_reports_devices_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = verbs.find_device("embedded0")
+    missing_device = verbs.Device(
+        "gone0", present.library, present.node_type, present.transport_type, guid=1
+    )
+    monkeypatch.setattr(verbs, "devices", lambda: [missing_device, present])
     done = devinfo()
     assert done.exit_code == 1
     assert "device 'gone0' not found" in done.output
@@ -169,8 +180,8 @@ def test_json_value_converts_enumerations_and_flags() -> None:
     assert json_value(frozenset({verbs.QPType.UD, verbs.QPType.RC})) == ["RC", "UD"]
 
 
-def test_flat_joins_nested_names() -> None:
-    told = {"orig_attr": {"a": 1000}, "caps": {"b": ["X", "Y"], "c": []}, "d": None}
-    assert list(flat(told)) == [
+def test_flat_joins_nested_keys_with_dots() -> None:
+    reported = {"orig_attr": {"a": 1000}, "caps": {"b": ["X", "Y"], "c": []}, "d": None}
+    assert list(flat(reported)) == [
         ("a", "1,000"), ("caps.b", "X, Y"), ("caps.c", "none"), ("d", "None"),
     ]  # fmt: skip

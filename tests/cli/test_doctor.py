@@ -59,7 +59,7 @@ def test_doctor_table_matches_the_json() -> None:
         assert [finding["verdict"], finding["check"]] in lines
 
 
-def test_unknown_variables_are_reported_once() -> None:
+def test_doctor_reports_an_unknown_environment_variable_once() -> None:
     done = run_python("-m", "aiordma", "doctor", "--json", AIORDMA_EMBEDDED_FAULT="loss=1")
     assert done.stderr == ""
     [finding] = [it for it in json.loads(done.stdout)["findings"] if it["check"] == "environment"]
@@ -72,7 +72,7 @@ def test_unknown_variables_are_reported_once() -> None:
     }
 
 
-def test_facts_match_this_machine() -> None:
+def test_collected_facts_match_this_machine() -> None:
     found = Facts.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     assert (found.memlock, found.memlock_hard) == (soft, hard)
@@ -94,7 +94,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def test_facts_of_an_empty_machine_are_empty(
+def test_facts_are_empty_when_system_files_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -105,7 +105,7 @@ def test_facts_of_an_empty_machine_are_empty(
     assert found.container == ""
 
 
-def test_facts_list_providers_devices_and_modules(tmp_path: Path) -> None:
+def test_facts_include_providers_devices_and_modules(tmp_path: Path) -> None:
     loaded = "rdma_rxe 1 0 - Live 0x0", "ext4 1 0 - Live 0x0", "", "ib_core 1 6 x,y, Live 0x0"
     files = {
         "etc/libibverbs.d/mlx5.driver": "driver mlx5\n",
@@ -126,7 +126,9 @@ def test_facts_list_providers_devices_and_modules(tmp_path: Path) -> None:
     assert (found.has_uverbs, found.has_rdma_cm) == (True, True)
 
 
-def test_nodes_report_usability_and_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_nodes_report_access_and_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "dev/infiniband"
     write(folder, {"uverbs0": "", "rdma_cm": "", "by-path/pci-0": ""})
     (folder / "dangling").symlink_to("nowhere")
@@ -144,7 +146,7 @@ def test_nodes_report_usability_and_rights(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("capabilities", "ignores"), [("4000", True), ("1bfff", False), ("0", False)]
 )
-def test_ipc_lock_capability_ignores_memlock(
+def test_memlock_limit_is_ignored_with_ipc_lock_capability(
     capabilities: str, ignores: bool, tmp_path: Path
 ) -> None:
     status = f"Name:\tx\nCapPrm:\t{'f' * 16}\nCapEff:\t{capabilities:0>16}\n"
@@ -161,7 +163,7 @@ def test_ipc_lock_capability_ignores_memlock(
         ({"proc/1/environ": "HOME=/\0"}, ""),
     ],
 )
-def test_container_is_detected_by_its_files(
+def test_container_type_is_detected(
     files: dict[str, str], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

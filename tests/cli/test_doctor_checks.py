@@ -78,7 +78,7 @@ def device(name: str, *ports: PortInfo) -> DeviceInfo:
 # ---- a whole machine ----------------------------------------------------------------------------
 
 
-def test_good_machine_passes_every_check() -> None:
+def test_every_check_passes_on_a_fully_configured_machine() -> None:
     findings = examine(GOOD)
     assert {finding.verdict for finding in findings} == {OK}
     assert [finding.check for finding in findings] == [
@@ -87,7 +87,7 @@ def test_good_machine_passes_every_check() -> None:
     ]  # fmt: skip
 
 
-def test_bare_machine_has_problems_and_warnings() -> None:
+def test_checks_report_problems_on_a_machine_without_rdma() -> None:
     assert [(finding.check, finding.verdict) for finding in examine(BARE)] == [
         ("library", PROBLEM), ("kernel", PROBLEM), ("memlock", PROBLEM), ("embedded", WARNING),
         ("peers", OK), ("choice", WARNING),
@@ -107,7 +107,9 @@ def test_bare_machine_has_problems_and_warnings() -> None:
         (BROKEN, Conclusion.NOTHING),
     ],
 )
-def test_conclusion_follows_from_the_findings(facts: Facts, conclusion: Conclusion) -> None:
+def test_conclude_reports_which_kind_of_device_is_usable(
+    facts: Facts, conclusion: Conclusion
+) -> None:
     assert conclude(facts, examine(facts)) is conclusion
 
 
@@ -236,7 +238,7 @@ FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
 
 
 @pytest.mark.parametrize(("check", "facts", "expected"), FINDINGS)
-def test_findings_have_advice_exactly_when_not_ok(
+def test_finding_has_advice_unless_its_verdict_is_ok(
     check: Check, facts: Facts, expected: list[tuple[Verdict, str, str]]
 ) -> None:
     """The text and the advice of a finding have no line breaks."""

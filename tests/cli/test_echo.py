@@ -33,13 +33,13 @@ def echo(*arguments: str) -> Result:
 def echo_json(device_name: str, *arguments: str) -> dict[str, Any]:
     done = echo("--device", device_name, "--json", *arguments)
     assert (done.stderr, done.exit_code) == ("", 0)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    reported: dict[str, Any] = json.loads(done.stdout)
+    return reported
 
 
 @pytest.mark.parametrize(("via", "loop"), [("cm", "uvloop"), ("tcp", "asyncio")])
-def test_echo_works_by_every_way(device: verbs.Device, via: str, loop: str) -> None:
-    told = echo_json(device.name, *SMALL, "--via", via, "--loop", loop)
+def test_echo_verifies_messages_over_cm_and_tcp(device: verbs.Device, via: str, loop: str) -> None:
+    reported = echo_json(device.name, *SMALL, "--via", via, "--loop", loop)
     expected = {
         "device": device.name,
         "library": device.library.name,
@@ -47,8 +47,8 @@ def test_echo_works_by_every_way(device: verbs.Device, via: str, loop: str) -> N
         "loop": loop,
         "verified": True,
     }
-    assert {key: told[key] for key in expected} == expected
-    rows = [(row["size"], row["messages"]) for row in told["results"]]
+    assert {key: reported[key] for key in expected} == expected
+    rows = [(row["size"], row["messages"]) for row in reported["results"]]
     assert rows == [(1, 2), (4096, 2), (1 << 20, 2)]
 
 
@@ -58,7 +58,7 @@ def test_echo_uses_default_sizes(device_name: str) -> None:
     assert all(row["verified"] for row in results)
 
 
-def test_echo_prints_plain_text_without_a_terminal(device_name: str) -> None:
+def test_echo_omits_escape_codes_without_a_terminal(device_name: str) -> None:
     done = run_python("-W", "error", "-m", "aiordma", "echo", *SMALL, AIORDMA_DEVICE=device_name)
     assert done.stderr == ""
     assert done.returncode == 0
@@ -70,7 +70,7 @@ def test_echo_prints_plain_text_without_a_terminal(device_name: str) -> None:
 @pytest.mark.parametrize(
     ("length", "rows"), [(100_000, [(1, False), (4096, False), (100_000, True)]), (0, [(0, True)])]
 )
-def test_echo_sends_a_file_in_pieces_and_whole(
+def test_echo_sends_a_file_in_pieces_and_as_a_whole(
     device_name: str, tmp_path: Path, length: int, rows: list[tuple[int, bool]]
 ) -> None:
     file = tmp_path / "file"
@@ -102,7 +102,7 @@ def test_echo_rejects_invalid_arguments(arguments: list[str], status: int, text:
     assert text in done.stderr
 
 
-def test_echo_reports_an_address_of_another_host(
+def test_echo_reports_an_address_that_is_not_local(
     device_name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     done = echo("--device", device_name, "--host", "203.0.113.1", *SMALL)
@@ -110,9 +110,9 @@ def test_echo_reports_an_address_of_another_host(
     assert done.stderr == (
         "Error: the server process ended with exit status 1 before it started listening\n"
     )
-    said_by_the_server = capfd.readouterr().err
-    assert said_by_the_server.startswith("Error: echo server: ")
-    assert "203.0.113.1" in said_by_the_server
+    server_errors = capfd.readouterr().err
+    assert server_errors.startswith("Error: echo server: ")
+    assert "203.0.113.1" in server_errors
 
 
 # Runs `aiordma echo-server` with a different message handler.
@@ -134,14 +134,14 @@ def other_end(handler: str) -> list[str]:
     return [sys.executable, "-c", OTHER_END.format(handler=handler)]
 
 
-def test_echo_reports_changed_messages(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_echo_reports_corrupted_messages(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = "await conn.send(bytes(message)[:-1] + b'?' * (len(message) > 1), imm=message.imm)"
     monkeypatch.setattr(echo_module, "SERVER", other_end(handler))
     done = echo("--device", device_name, *SMALL, "--json")
     assert done.exit_code == 1
-    told = json.loads(done.stdout)
-    assert told["verified"] is False
-    shorter, changed, also_changed = (row["mismatch"] for row in told["results"])
+    reported = json.loads(done.stdout)
+    assert reported["verified"] is False
+    shorter, changed, also_changed = (row["mismatch"] for row in reported["results"])
     assert shorter == "message 0: 0 bytes instead of 1"
     assert "byte 4095 is" in changed
     assert "byte 1048575 is" in also_changed
@@ -156,7 +156,7 @@ def test_echo_reports_changed_messages(device_name: str, monkeypatch: pytest.Mon
         ("pass", "timed out after 0.5 s waiting for the echo of a 1-byte message", "0.5"),
     ],
 )
-def test_echo_reports_a_server_that_fails(
+def test_echo_reports_server_failures(
     device_name: str, monkeypatch: pytest.MonkeyPatch, handler: str, text: str, timeout: str
 ) -> None:
     monkeypatch.setattr(echo_module, "SERVER", other_end(handler))
@@ -179,7 +179,7 @@ main()
     ("number", "status", "text"),
     [(signal.SIGINT, 1, "\nAborted!\n"), (signal.SIGKILL, -signal.SIGKILL, "")],
 )
-def test_echo_server_ends_with_its_parent(
+def test_echo_server_exits_when_its_parent_dies(
     device_name: str, number: signal.Signals, status: int, text: str
 ) -> None:
     code = THIS_END.format(other_end=other_end(f"os.kill(os.getppid(), {int(number)})"))

@@ -45,7 +45,7 @@ def filtered(call: str, action: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("call", "action", "field", "told"),
+    ("call", "action", "field", "reason"),
     [
         ("memfd_create", REFUSE | errno.EPERM, "share_problem", "Operation not permitted"),
         ("pidfd_open", REFUSE | errno.ENOSYS, "pidfd_problem", "Function not implemented"),
@@ -53,21 +53,19 @@ def filtered(call: str, action: int) -> str:
         ("process_vm_readv", KILL, "copy_problem", "a process that calls it is killed"),
     ],
 )
-def test_denied_call_is_reported_as_the_problem(
-    call: str, action: int, field: str, told: str
-) -> None:
+def test_denied_system_call_is_reported(call: str, action: int, field: str, reason: str) -> None:
     """A call that the seccomp filter forbids is reported, and nothing else changes."""
-    expected = replace(LocalPeerFacts.collect(), links="shared", **{field: f"{call}: {told}"})
+    expected = replace(LocalPeerFacts.collect(), links="shared", **{field: f"{call}: {reason}"})
     assert filtered(call, action) == str(expected)
 
 
-def test_file_size_limit_is_reported_as_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_problem_reports_a_low_file_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (100_000, 100_000))
     assert local_peers.share_problem() == (
         "the limit on the length of files (ulimit -f) is 100,000 bytes"
     )
 
 
-def test_links_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collected_facts_include_the_links_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", "tcp")
     assert LocalPeerFacts.collect().links == "tcp"

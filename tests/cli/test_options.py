@@ -46,7 +46,7 @@ def test_parse_sizes_rejects_sizes_beyond_the_maximum() -> None:
 
 
 @given(st.integers(0, 1 << 50))
-def test_parse_sizes_reads_displayed_sizes(size: int) -> None:
+def test_parse_sizes_accepts_the_output_of_size_text(size: int) -> None:
     assert parse_sizes(size_text(size).replace(",", "")) == [size]
 
 
@@ -55,7 +55,9 @@ def test_loop_factory_selects_the_loop_by_name() -> None:
     assert loop_factory("uvloop") is uvloop.new_event_loop
 
 
-def test_loop_factory_advises_installing_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_factory_advises_installing_uvloop_when_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing(name: str) -> object:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
@@ -71,5 +73,5 @@ def test_own_address_is_in_the_devices_gid_table(
     assert context.find_gid(ip).gid.ip == ip
 
 
-def test_own_address_is_loopback_where_the_device_has_it() -> None:
+def test_own_address_is_loopback_for_the_embedded_device() -> None:
     assert own_address(verbs.find_device("embedded0")) == "127.0.0.1"

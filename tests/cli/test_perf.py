@@ -49,27 +49,31 @@ def listed(heading: str, row: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", line.partition("|")[2].partition("|")[2]))
 
 
-def test_perf_json_matches_the_page(device_name: str) -> None:
+def test_perf_json_has_the_documented_fields(device_name: str) -> None:
     done = perf("local", "write", "lat", "--device", device_name, "--json", *FEW)
     assert done.exit_code == 0, done.output
-    told: dict[str, Any] = json.loads(done.stdout)
-    assert set(told) == names("| name | meaning")
-    assert set(told["settings"]) == listed("| name | meaning", "`settings`")
-    (row,) = told["results"]
+    reported: dict[str, Any] = json.loads(done.stdout)
+    assert set(reported) == names("| name | meaning")
+    assert set(reported["settings"]) == listed("| name | meaning", "`settings`")
+    (row,) = reported["results"]
     assert set(row) == names("| name in a result |")
     times = set(row["latency_us"])
     assert times == set(row["completion_us"])
     assert times == listed("| name in a result |", "`latency_us`, `completion_us`")
-    assert (told["format"], told["version"]) == ("aiordma-perf", 1)
-    assert (told["device"], told["operation"], told["metric"]) == (device_name, "write", "lat")
-    assert (told["verified"], told["interrupted"], row["mismatch"]) == (True, False, None)
+    assert (reported["format"], reported["version"]) == ("aiordma-perf", 1)
+    assert (reported["device"], reported["operation"], reported["metric"]) == (
+        device_name,
+        "write",
+        "lat",
+    )
+    assert (reported["verified"], reported["interrupted"], row["mismatch"]) == (True, False, None)
     assert (row["size"], row["operations"], row["latency_us"]["count"]) == (64, 20, 20)
     first, last = row["distribution_us"][0], row["distribution_us"][-1]
     assert first == [pytest.approx(row["latency_us"]["min"]), 1.0]
     assert last == [pytest.approx(row["latency_us"]["max"]), 1 / 20]
 
 
-def test_perf_json_reports_the_spread_of_throughput(device_name: str) -> None:
+def test_perf_json_reports_min_median_and_max_throughput(device_name: str) -> None:
     done = perf("local", "read", "bw", "--device", device_name, "--json", "--duration", "0.6")
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.stdout)["results"]
@@ -121,8 +125,8 @@ def test_perf_server_serves_several_clients(device_name: str, host: str) -> None
                 "--json", *FEW,
             )  # fmt: skip
             assert done.exit_code == 0, done.output
-            told = json.loads(done.stdout)
-            assert (told["operation"], told["verified"]) == (operation, True)
+            reported = json.loads(done.stdout)
+            assert (reported["operation"], reported["verified"]) == (operation, True)
         assert interrupt(server) == 130
 
 
@@ -132,7 +136,7 @@ def test_perf_client_fails_without_a_server(device_name: str, host: str) -> None
     assert done.stderr.startswith("Error: ")
 
 
-def test_ctrl_c_shows_what_was_measured(device_name: str) -> None:
+def test_perf_prints_partial_results_when_interrupted(device_name: str) -> None:
     """A separate process interrupts itself at the first progress report."""
     code = (
         "import os, signal, sys\n"
@@ -157,7 +161,7 @@ def test_ctrl_c_shows_what_was_measured(device_name: str) -> None:
     )
     assert done.stderr == ""
     assert done.returncode == 130
-    told = json.loads(done.stdout)
-    assert told["interrupted"] is True
-    assert told["verified"] is True
-    assert told["results"][0]["latency_us"]["count"] > 0
+    reported = json.loads(done.stdout)
+    assert reported["interrupted"] is True
+    assert reported["verified"] is True
+    assert reported["results"][0]["latency_us"]["count"] > 0

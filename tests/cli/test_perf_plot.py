@@ -96,7 +96,7 @@ def texts(picture: Path) -> list[str]:
     ],
     ids=["latencies", "distribution", "bandwidth", "rate"],
 )
-def test_plot_contains_the_run_and_is_reproducible(
+def test_plot_contains_expected_labels_and_is_reproducible(
     tmp_path: Path, runs: list[dict[str, Any]], found: set[str], missing: set[str]
 ) -> None:
     first, second = tmp_path / "1.svg", tmp_path / "2.svg"
@@ -108,7 +108,7 @@ def test_plot_contains_the_run_and_is_reproducible(
     assert first.read_text() == second.read_text()
 
 
-def test_plot_axes_are_logarithmic_and_show_the_results() -> None:
+def test_plot_has_logarithmic_axes_and_the_measured_points() -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     run = measured("read", "bw", 64, 4096)
@@ -124,7 +124,7 @@ def test_plot_axes_are_logarithmic_and_show_the_results() -> None:
     assert perf_plot.to_mb(perf_plot.to_gbit(7)) == pytest.approx(7)
 
 
-def test_plot_rejects_runs_and_formats_it_cannot_draw(
+def test_plot_rejects_incompatible_runs_and_unsupported_formats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [measured("send", "lat", 64), measured("send", "bw", 64)]
@@ -169,7 +169,9 @@ def test_perf_plot_draws_several_files(tmp_path: Path) -> None:
         ('{"format": "aiordma-perf", "version": 1}', "one of the files is incomplete"),
     ],
 )
-def test_perf_plot_rejects_other_files(tmp_path: Path, content: str, text: str) -> None:
+def test_perf_plot_rejects_files_that_are_not_perf_records(
+    tmp_path: Path, content: str, text: str
+) -> None:
     file = tmp_path / "file"
     file.write_text(content)
     done = perf("plot", str(file), "--output", str(tmp_path / "x.svg"))

@@ -49,7 +49,7 @@ def test_echo_table_fits_80_columns_and_has_every_value() -> None:
     assert "both directions" in text
 
 
-def test_echo_report_shows_a_mismatch() -> None:
+def test_echo_report_describes_a_mismatch() -> None:
     bad = report(GOOD, BAD)
     assert not bad.verified
     assert " NO " in shown(bad)
@@ -57,9 +57,9 @@ def test_echo_report_shows_a_mismatch() -> None:
 
 
 def test_echo_report_json_has_every_value() -> None:
-    told = json.loads(report(GOOD, BAD).to_json())
-    good, bad = told.pop("results")
-    assert told == {
+    reported = json.loads(report(GOOD, BAD).to_json())
+    good, bad = reported.pop("results")
+    assert reported == {
         "device": "embedded0",
         "library": "embedded",
         "via": "cm",
@@ -82,7 +82,7 @@ def test_echo_report_json_has_every_value() -> None:
     assert bad["mismatch"] == BAD.mismatch
 
 
-def test_report_texts_format_sizes_addresses_and_times() -> None:
+def test_sizes_addresses_and_times_are_formatted_for_display() -> None:
     sizes = (0, 1, 1000, 1024, 1536, 1 << 20, 3 << 30)
     assert [size_text(size) for size in sizes] == [
         "0 B", "1 B", "1,000 B", "1 KiB", "1,536 B", "1 MiB", "3 GiB",

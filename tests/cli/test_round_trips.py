@@ -58,7 +58,9 @@ async def test_every_message_is_echoed_compared_and_released() -> None:
     assert len(set(fake.echoed)) > 1
 
 
-async def test_number_of_messages_follows_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_measure_sends_between_minimum_and_maximum_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fake = FakeConnection()
     monkeypatch.setattr(round_trips, "SECONDS", 60.0)
     result = await measure(fake.connection, Plan(8), count=None, time_limit=5)
@@ -77,7 +79,7 @@ async def test_number_of_messages_follows_the_time_limit(monkeypatch: pytest.Mon
         (lambda data, imm: (data, None), "message 0: immediate data None instead of 0"),
     ],
 )
-async def test_first_difference_is_reported(change: Change, text: str) -> None:
+async def test_measure_reports_the_first_mismatch(change: Change, text: str) -> None:
     fake = FakeConnection(change)
     result = await measure(fake.connection, Plan(20, bytes(20)), count=3, time_limit=5)
     assert result.mismatch.startswith(text)
@@ -87,18 +89,18 @@ async def test_first_difference_is_reported(change: Change, text: str) -> None:
 # ---- contents -----------------------------------------------------------------------------------
 
 
-def test_plans_without_a_file_use_random_data() -> None:
+def test_plans_use_random_data_without_a_file() -> None:
     assert plans([1, 64], None) == [Plan(1), Plan(64)]
 
 
-def test_plans_of_a_file_cut_it_or_send_it_whole() -> None:
+def test_plans_split_the_file_or_send_it_whole() -> None:
     file = bytes(100)
     assert plans([0, 1, 64, 100, 1000], file) == [Plan(1, file), Plan(64, file), Plan(100, file)]
     assert [plan.whole_file for plan in plans([1, 64], file)] == [False, False, True]
 
 
 @given(st.binary(min_size=1, max_size=50), st.integers(1, 60))
-def test_pieces_repeat_the_file(file: bytes, size: int) -> None:
+def test_plan_messages_cycle_through_the_file(file: bytes, size: int) -> None:
     number = -(-len(file) // size)
     pieces = list(islice(Plan(size, file).messages(), 2 * number))
     assert b"".join(pieces) == 2 * file
@@ -113,5 +115,5 @@ def test_random_messages_have_the_requested_size(size: int) -> None:
 # ---- numbers ------------------------------------------------------------------------------------
 
 
-def test_throughput_counts_both_directions() -> None:
+def test_throughput_includes_both_directions() -> None:
     assert Result(10, times=[1.0, 3.0], payload=20).throughput == 10.0

@@ -45,7 +45,7 @@ def aiordma_run(*words: str, **environment: str) -> subprocess.CompletedProcess[
     return run_python("-m", "aiordma", "run", *words, cwd=Path.cwd(), **environment)
 
 
-def test_program_finds_the_embedded_device_by_public_names() -> None:
+def test_program_lists_the_embedded_device_through_libibverbs() -> None:
     done = aiordma_run(sys.executable, "-c", FIRST_DEVICE)
     guid = verbs.find_device("embedded0").guid
     assert (done.stdout, done.stderr) == (f"1 embedded0 {guid:016x}\n", "")
@@ -68,7 +68,7 @@ print(device.aiordma_embedded_raise(0))
 """
 
 
-def test_program_that_uses_aiordma_has_only_the_embedded_device() -> None:
+def test_aiordma_program_sees_only_the_embedded_device_under_run() -> None:
     program = """
 from aiordma import verbs
 print(*(device.name for device in verbs.devices()), verbs.missing_library())
@@ -79,21 +79,21 @@ print(*(device.name for device in verbs.devices()), verbs.missing_library())
     assert "under `aiordma run`, it is the embedded device" in done.stdout
 
 
-def test_program_injects_and_counts_faults() -> None:
+def test_program_can_call_the_fault_injection_api() -> None:
     """Event number 0 (CQ_ERR) cannot be raised on request. The call returns EINVAL."""
     done = aiordma_run(sys.executable, "-c", FAULTS, *FaultCounts._fields, "losses")
     zeros = " ".join("0" for _ in FaultCounts._fields)
     assert done.stdout == f"22 'losses=1':\n22 -1\n0\n0\n{zeros} -1\n22\n", done.stderr
 
 
-def test_child_programs_find_the_embedded_device() -> None:
+def test_child_processes_find_the_embedded_device() -> None:
     done = aiordma_run("sh", "-c", 'exec "$0" -c "$1"', sys.executable, FIRST_DEVICE)
     assert done.stdout.startswith("1 embedded0 ")
     # Without `aiordma run`, the names are undefined or belong to the system's library.
     assert "embedded0" not in run_python("-c", FIRST_DEVICE).stdout
 
 
-def test_status_arguments_and_signals_are_those_of_the_program() -> None:
+def test_run_passes_arguments_and_returns_the_exit_status() -> None:
     done = aiordma_run("sh", "-c", 'echo "$@"; exit 7', "sh", "-h", "--help", "--", "a b")
     assert (done.returncode, done.stdout) == (7, "-h --help -- a b\n")
     assert aiordma_run("--", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
@@ -110,7 +110,7 @@ def test_existing_preload_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["a b", "a:b", "a;b"])
-def test_path_that_ld_preload_cannot_name_is_rejected(
+def test_install_path_with_ld_preload_separators_is_rejected(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = tmp_path / folder / "preload"
@@ -149,7 +149,9 @@ exec(sys.argv[1])
     ("end", "status"),
     [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
 )
-def test_traces_are_kept_when_the_program_fails(end: str, status: int, tmp_path: Path) -> None:
+def test_traces_are_saved_only_when_the_program_fails(
+    end: str, status: int, tmp_path: Path
+) -> None:
     traces = tmp_path / "some" / "traces"
     done = aiordma_run(
         "--failure-traces", str(traces), "--must-use", sys.executable, "-c", OPENED, end
@@ -166,7 +168,7 @@ def test_traces_are_kept_when_the_program_fails(end: str, status: int, tmp_path:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_relative_trace_path_refers_to_the_starting_folder(
+def test_relative_trace_path_is_unaffected_by_chdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -177,12 +179,12 @@ def test_relative_trace_path_refers_to_the_starting_folder(
     assert len(trace.read(path)) == 1
 
 
-def test_must_use_fails_without_device_or_faults(tmp_path: Path) -> None:
+def test_must_use_fails_when_device_or_faults_are_unused(tmp_path: Path) -> None:
     done = aiordma_run("--must-use", "true")
     assert done.returncode == 125
     assert done.stderr.endswith("true succeeded without opening embedded0\n")
     opens = ["--must-use", sys.executable, "-c", OPENED, ""]
-    for plan, says in {
+    for plan, message in {
         "register=@1": f"{NEVER}: register=@1\n",
         "register=0.5,seed=1": f"{NEVER}: register=0.5\n",
         "delay=1ms": f"{NEVER}: delay=1ms\n",
@@ -190,27 +192,27 @@ def test_must_use_fails_without_device_or_faults(tmp_path: Path) -> None:
         "handshake=0.5": "",
     }.items():
         done = aiordma_run(*opens, AIORDMA_EMBEDDED_FAULTS=plan)
-        assert done.stderr.endswith(says)
-        assert done.returncode == (125 if says else 0)
+        assert done.stderr.endswith(message)
+        assert done.returncode == (125 if message else 0)
     options = ["--must-use", "--failure-traces", str(tmp_path)]
     assert aiordma_run(*options, "sh", "-c", "exit 9").returncode == 9
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_variable_is_reported_and_refused_with_must_use() -> None:
-    says = (
+def test_unknown_variable_is_reported_and_fatal_with_must_use() -> None:
+    message = (
         "unknown environment variable AIORDMA_EMBEDDED_FAULT: did you mean AIORDMA_EMBEDDED_FAULTS?"
     )
     done = aiordma_run("echo", "runs", AIORDMA_EMBEDDED_FAULT="loss=1")
-    assert (done.stdout, done.stderr) == ("runs\n", f"aiordma: {says}\n")
+    assert (done.stdout, done.stderr) == ("runs\n", f"aiordma: {message}\n")
     assert done.returncode == 0
     done = aiordma_run("--must-use", "echo", "runs", AIORDMA_EMBEDDED_FAULT="loss=1")
     assert done.stdout == ""
-    assert done.stderr == f"Error: {says}; --must-use does not allow unknown variables\n"
+    assert done.stderr == f"Error: {message}; --must-use does not allow unknown variables\n"
     assert done.returncode == 125
 
 
-def test_must_use_reports_removed_traces(tmp_path: Path) -> None:
+def test_must_use_fails_when_the_program_removes_the_traces(tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
     done = aiordma_run("--must-use", "sh", "-c", 'rm -r "$TMPDIR"', TMPDIR=str(folder))
@@ -236,7 +238,7 @@ os.execv(sys.executable, [sys.executable, "-m", "aiordma", "run", *sys.argv[1:]]
 """
 
 
-def test_status_is_returned_when_sigchld_is_ignored() -> None:
+def test_exit_status_is_returned_when_sigchld_is_ignored() -> None:
     """Child processes inherit an ignored SIGCHLD, and then the kernel keeps no exit status."""
     program = [sys.executable, "-c", IGNORING_CHILDREN, "--must-use", "sh", "-c", "exit 7"]
     assert subprocess.run(program, timeout=100, check=False).returncode == 7
@@ -275,7 +277,7 @@ for name in sys.argv[1].split():
 """
 
 
-def test_rsockets_are_refused_with_one_line() -> None:
+def test_rsocket_calls_fail_and_report_one_error() -> None:
     done = aiordma_run(sys.executable, "-c", CALL_EACH, RSOCKETS)
     assert done.returncode == 0
     assert done.stdout == "".join(f"{name} -1 True\n" for name in RSOCKETS.split())
@@ -339,7 +341,7 @@ def of_another_machine(image: bytearray) -> None:
         (of_another_machine, "which was built for another architecture"),
     ],
 )
-def test_program_that_ignores_preloads_is_rejected(
+def test_program_that_cannot_use_ld_preload_is_rejected(
     change: Change, text: str, tmp_path: Path
 ) -> None:
     image = bytearray(Path(os.path.realpath(sys.executable)).read_bytes())
@@ -388,7 +390,7 @@ def dynamic_symbols(path: Path) -> dict[str, bool]:
     return {name: kind not in "Uvw" for name, kind in found if kind != "A"}
 
 
-def test_preload_library_exports_only_public_names() -> None:
+def test_preload_library_exports_only_public_symbols() -> None:
     symbols = dynamic_symbols(command.library())
     defined = {name for name, here in symbols.items() if here}
     drivers = {name for name in defined if name.startswith("verbs_register_driver_")}

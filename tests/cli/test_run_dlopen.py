@@ -78,7 +78,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("form", "name", "kind", "expected"), FORMS)
-def test_missing_call_fails_with_not_supported(
+def test_unimplemented_call_fails_with_eopnotsupp(
     form: str, name: str, kind: str, expected: object
 ) -> None:
     assert table_of_exports()[name][1] == form
@@ -95,7 +95,7 @@ print(json.dumps([errno.errorcode[ctypes.get_errno()], errno.errorcode.get(resul
     assert result == expected or form == "void"
 
 
-def test_calls_of_rdma_core_64_work_or_fail_as_documented() -> None:
+def test_rdma_core_64_calls_succeed_or_fail_as_documented() -> None:
     """Allocating a buffer, registering it and querying the port speed are supported."""
     results = result_of("""
 from ctypes import *

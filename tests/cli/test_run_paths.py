@@ -45,7 +45,7 @@ print(json.dumps([result(it) for it in json.loads(sys.argv[1])]))
     return values
 
 
-def test_folders_list_only_the_device() -> None:
+def test_device_directories_list_only_the_embedded_device() -> None:
     listed = evaluate(
         *(
             f"sorted(os.listdir({path!r}))"
@@ -69,7 +69,7 @@ def test_folders_list_only_the_device() -> None:
     ]
 
 
-def test_sysfs_files_match_the_verbs() -> None:
+def test_sysfs_files_match_the_queried_attributes() -> None:
     with verbs.find_device("embedded0").open() as context:
         device, port = context.query_device(), context.query_port()
         table = context.query_gid_table()
@@ -104,7 +104,7 @@ def test_sysfs_files_match_the_verbs() -> None:
 @pytest.mark.skipif(
     platform.machine() not in denied_calls.MACHINES, reason="the number of the call is not known"
 )
-def test_files_are_read_from_pipes_when_memfd_create_is_denied() -> None:
+def test_sysfs_files_are_pipes_when_memfd_create_is_denied() -> None:
     path = f"{CLASS}/ports/1/link_layer"
     setup = """
 from tests import denied_calls
@@ -158,12 +158,12 @@ EXPRESSIONS = {
 }
 
 
-def test_links_nodes_and_open_folders_behave_like_sysfs() -> None:
+def test_links_nodes_and_directory_descriptors_behave_like_sysfs() -> None:
     found = evaluate(*EXPRESSIONS, setup=f"import os; top = os.open('{CLASS}', os.O_RDONLY)")
     assert dict(zip(EXPRESSIONS, found, strict=True)) == EXPRESSIONS
 
 
-def test_several_devices_are_listed() -> None:
+def test_all_embedded_devices_appear_in_sysfs() -> None:
     expected = {
         "sorted(os.listdir('/sys/class/infiniband'))": ["embedded0", "embedded1"],
         "sorted(os.listdir('/dev/infiniband'))": ["rdma_cm", "uverbs1000", "uverbs1001"],
@@ -213,7 +213,7 @@ def text(size):
     ]
 
 
-def test_open_folder_works_when_installed_behind_a_link(
+def test_dir_fd_paths_resolve_when_installed_behind_a_symlink(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "preload").symlink_to(command.library().parent)
@@ -242,7 +242,7 @@ ssize_t readlinkat(int dirfd, const char *path, char *text, size_t size)
 """
 
 
-def test_earlier_preloaded_library_is_not_called_back(tmp_path: Path) -> None:
+def test_preload_library_does_not_recurse_into_earlier_preloads(tmp_path: Path) -> None:
     source, other = tmp_path / "other.c", tmp_path / "other.so"
     source.write_text(OTHER)
     run("cc", "-shared", "-fPIC", "-o", other, source, check=True)
@@ -256,7 +256,7 @@ print(os.readlink("{CLASS}/device"))
     assert (done.returncode, done.stdout) == (0, "1 True\n../../../embedded0\n"), done.stderr
 
 
-def test_other_paths_are_those_of_the_system() -> None:
+def test_unrelated_paths_resolve_to_the_real_file_system() -> None:
     """This includes the paths of other devices, whether or not the machine has them."""
     others = (
         "/sys/class/infiniband/mlx5_0", "/sys/class/infiniband_mad", "/dev/infiniband/uverbs0",
@@ -271,7 +271,7 @@ def test_other_paths_are_those_of_the_system() -> None:
     assert evaluate("sorted(os.listdir('/sys/class/infiniband/..'))") == [listing]
 
 
-def test_shell_programs_see_the_device() -> None:
+def test_shell_commands_can_read_the_device_files() -> None:
     """Without `aiordma run` the device is not there, even after other processes have seen it."""
     done = aiordma_run("ls", "-l", CLASS + "/")
     assert (done.returncode, done.stderr) == (0, "")

@@ -77,7 +77,7 @@ def test_rdma_lists_several_devices() -> None:
     "words",
     ["link add rxe0 type rxe netdev lo", "link show rxe0/1", "dev show rxe0", "res", "-V", ""],
 )
-def test_other_rdma_commands_run_the_real_program(words: str, tmp_path: Path) -> None:
+def test_unhandled_rdma_commands_run_the_real_program(words: str, tmp_path: Path) -> None:
     real = tmp_path / "rdma"
     real.write_text('#!/bin/sh\necho real "$@"\n')
     real.chmod(0o755)

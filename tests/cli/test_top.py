@@ -92,7 +92,7 @@ def top(*words: str) -> Result:
     return CliRunner().invoke(app, ["top", *words], env={"COLUMNS": "200"})
 
 
-def told(*words: str) -> list[dict[str, Any]]:
+def snapshots_by_top(*words: str) -> list[dict[str, Any]]:
     done = top("--json", *words)
     assert done.exit_code == 0, done.output
     taken: list[dict[str, Any]] = json.loads(done.output)
@@ -101,19 +101,19 @@ def told(*words: str) -> list[dict[str, Any]]:
 
 @pytest.mark.any_device
 def test_top_shows_processes_and_connections(program: Process, device_name: str) -> None:
-    (taken,) = told()
+    (taken,) = snapshots_by_top()
     assert taken["pid"] == program.pid
     assert taken["traffic"]["bytes_sent"] == taken["traffic"]["bytes_received"] == 7000
     assert [state["device"] for state in taken["connections"]] == [device_name] * 2
     assert all(state["wire"] for state in taken["connections"])
-    assert told(str(program.pid))[0]["pid"] == program.pid
+    assert snapshots_by_top(str(program.pid))[0]["pid"] == program.pid
     table = top("--once").output
     assert re.search(rf"^ *{program.pid} +2 +1 +14 +6\.8 KiB +6\.8 KiB ", table, re.M)
     assert len(re.findall(rf"^ *{program.pid} .* open .* 6\.8 KiB", table, re.M)) == 2
     assert "1 more connections; use --limit 0" in top("--once", "--limit", "1").output
     enter(program)
     expect(program, "stuck")  # the event loop; a thread answers
-    assert told()[0]["traffic"]["messages_sent"] == 7
+    assert snapshots_by_top()[0]["traffic"]["messages_sent"] == 7
 
 
 WITH_A_PORT = """
@@ -126,7 +126,7 @@ with verbs.open_device("embedded0") as context:
 """
 
 
-def test_port_command_takes_a_port_down_and_up(sockets: Path) -> None:
+def test_port_command_changes_the_port_state(sockets: Path) -> None:
     def port(pid: int, device: str, state: str) -> str:
         return CliRunner().invoke(app, ["port", str(pid), device, state]).output
 
@@ -187,7 +187,7 @@ async def test_top_hides_whole_columns_when_narrow(
 
 
 @pytest.mark.any_device
-def test_moved_returns_totals_and_rates() -> None:
+def test_traffic_is_shown_as_totals_and_rates() -> None:
     counts: Any = dict.fromkeys(snapshot()["traffic"], 0)
     counts |= {"bytes_sent": 4096, "bytes_received": 10, "messages_sent": 3}
     known: Any = counts | {"bytes_sent": 1024, "bytes_received": 0}
@@ -209,7 +209,7 @@ def test_moved_returns_totals_and_rates() -> None:
         ("peer_bytes_written", "received"),
     ],
 )
-def test_columns_add_up_messages_and_one_sided_operations(field: str, heading: str) -> None:
+def test_columns_sum_messages_and_one_sided_operations(field: str, heading: str) -> None:
     none: Any = dict.fromkeys(snapshot()["traffic"], 0)
     rail: Any = {"device": "mlx5_0", "state": "lead", "age": 1.0, "error": None} | none
     busy, cells = moved(none | {field: 2048}, None, 0.0)
@@ -223,7 +223,7 @@ def test_columns_add_up_messages_and_one_sided_operations(field: str, heading: s
 
 
 @pytest.mark.any_device
-def test_rails_table_shows_missing_counts_as_zero() -> None:
+def test_rail_row_treats_missing_counters_as_zero() -> None:
     none: Any = dict.fromkeys(snapshot()["traffic"], 0)
     rail: Any = {"device": "mlx5_0", "state": "lead", "age": 1.0, "error": None} | none
     rail |= {"bytes_written": 3, "peer_bytes_read": None, "peer_bytes_written": None}
@@ -242,7 +242,7 @@ def test_rails_table_shows_missing_counts_as_zero() -> None:
         ([98, 98, 100], [0, 0, 2], "5 us"),
     ],
 )
-def test_p99_is_that_of_the_interval(
+def test_p99_is_computed_over_the_interval(
     counts: list[int], before: list[int] | None, shown: str
 ) -> None:
     def taken(counts: list[int]) -> Any:
@@ -270,17 +270,17 @@ def test_top_socket_is_private_and_removed_at_exit(sockets: Path, device_name: s
 
 
 @pytest.mark.any_device
-def test_unresponsive_process_is_not_treated_as_ended(
+def test_top_continues_while_a_process_is_unresponsive(
     program: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"1-1": told()[0]}
+    found = {"1-1": snapshots_by_top()[0]}
     looks = iter([(found, []), (found, []), ({}, ["process 1 does not respond"]), ({}, [])])
     monkeypatch.setattr("aiordma.cli.top.collect", lambda where, pid: next(looks))
     assert top("--interval", "0.1").exit_code == 0
     assert not list(looks)
 
 
-def test_top_finds_others_when_its_own_process_is_hidden(
+def test_top_searches_default_directory_when_own_socket_is_disabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -300,7 +300,7 @@ def test_top_removes_the_socket_of_a_killed_process(program: Process, sockets: P
 
 
 @pytest.mark.any_device
-def test_process_removes_sockets_of_killed_ones_with_its_pid(sockets: Path) -> None:
+def test_process_removes_stale_sockets_with_its_own_pid(sockets: Path) -> None:
     """Killed processes leave at most one socket per PID, even if `aiordma top` never runs."""
     sockets.mkdir(0o700)
     for name in ("7-00000002", "71-00000003"):
@@ -314,7 +314,7 @@ def test_process_removes_sockets_of_killed_ones_with_its_pid(sockets: Path) -> N
 
 
 @contextmanager
-def answering(path: Path, *, parts: Iterable[bytes]) -> Iterator[None]:
+def serving(path: Path, *, parts: Iterable[bytes]) -> Iterator[None]:
     """Listen on `path` and answer each client with `parts`."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -338,9 +338,9 @@ def answering(path: Path, *, parts: Iterable[bytes]) -> Iterator[None]:
             thread.join()
 
 
-def telling(path: Path, value: object) -> AbstractContextManager[None]:
+def serving_snapshot(path: Path, value: object) -> AbstractContextManager[None]:
     """Listen on `path` and answer each client with `value` as JSON."""
-    return answering(path, parts=[json.dumps(value).encode()])
+    return serving(path, parts=[json.dumps(value).encode()])
 
 
 @pytest.mark.any_device
@@ -352,8 +352,11 @@ def test_top_distinguishes_containers_with_equal_pids(sockets: Path) -> None:
     sockets.mkdir(0o700)
     one, other = (json.loads(json.dumps(snapshot() | {"pid": 1})) for _ in range(2))
     other["traffic"] = dict.fromkeys(other["traffic"], 0) | {"bytes_sent": 3 << 30}
-    with telling(sockets / "1-aaaaaaaa.sock", one), telling(sockets / "1-bbbbbbbb.sock", other):
-        assert [taken["pid"] for taken in told("1")] == [1, 1]
+    with (
+        serving_snapshot(sockets / "1-aaaaaaaa.sock", one),
+        serving_snapshot(sockets / "1-bbbbbbbb.sock", other),
+    ):
+        assert [taken["pid"] for taken in snapshots_by_top("1")] == [1, 1]
         table = top("--once").output
     assert re.search(r"^ *1-aaaaaaaa .*", table, re.M)
     assert re.search(r"^ *1-bbbbbbbb .* 3\.0 GiB ", table, re.M)
@@ -375,13 +378,13 @@ NO_SNAPSHOTS: list[object] = [None, [], 3, "text", {}]
         *zip(NO_SNAPSHOTS, repeat("aiordma of another version")),
     ],
 )
-def test_process_with_another_version_is_named(
+def test_top_reports_a_process_running_another_version(
     sockets: Path, program: Process, change: Any, named: str | None
 ) -> None:
     """It is named in one line, and the other processes are still shown."""
     is_changed = isinstance(change, dict) and change
     other = snapshot() | {"pid": 7, "new": 1} | change if is_changed else change
-    with telling(sockets / "7-aaaaaaaa.sock", other):
+    with serving_snapshot(sockets / "7-aaaaaaaa.sock", other):
         done = top("--once")
         assert done.exit_code == 0
         assert re.search(rf"^ *{program.pid} +2 ", done.stdout, re.M)
@@ -391,14 +394,14 @@ def test_process_with_another_version_is_named(
         else:
             assert f"process 7 uses {named}, " in done.stderr
             assert done.stderr.count("\n") == 1
-        assert told("7") == [other]
+        assert snapshots_by_top("7") == [other]
         alone = top("--once", "7")
         assert alone.exit_code == (0 if named is None else 1)
         assert (named or "") in alone.output
 
 
 @pytest.mark.any_device
-def test_processes_are_asked_concurrently(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_queries_processes_concurrently(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process sends JSON that is nested too deeply, and the others do not respond."""
     sockets.mkdir(0o700)
     for n in range(3):
@@ -441,13 +444,13 @@ os.waitpid(child, 0)
         # The child starts listening only after the parent has continued.
         while not list(sockets.glob(f"{child}-*.sock")):
             os.sched_yield()
-        assert {taken["pid"] for taken in told()} == {process.pid, child}
+        assert {taken["pid"] for taken in snapshots_by_top()} == {process.pid, child}
         process.communicate("\n", timeout=100)
     assert process.returncode == 0
 
 
 @pytest.mark.any_device
-def test_process_has_no_socket_without_the_variable(
+def test_process_creates_no_socket_unless_the_variable_is_set(
     sockets: Path, device_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE)
@@ -457,7 +460,7 @@ def test_process_has_no_socket_without_the_variable(
 
 
 @pytest.mark.any_device
-def test_other_user_gets_no_answer(
+def test_monitoring_socket_rejects_other_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The request is refused even if another user's process can connect to the socket."""
@@ -471,7 +474,9 @@ def test_other_user_gets_no_answer(
 
 
 @pytest.mark.any_device
-def test_answer_to_a_peer_that_does_not_read_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_response_times_out_when_the_peer_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(monitoring_socket, "snapshot", lambda: "x" * (1 << 22))
     monkeypatch.setattr(monitoring_socket, "ANSWER_TIMEOUT", 0.01)
     here, there = socket.socketpair(socket.AF_UNIX)
@@ -480,18 +485,18 @@ def test_answer_to_a_peer_that_does_not_read_times_out(monkeypatch: pytest.Monke
 
 
 @pytest.mark.any_device
-def test_ask_limits_size_and_time_of_an_answer(
+def test_ask_limits_size_and_total_time_of_the_response(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time limit is for the whole answer. Sending a little at a time does not extend it."""
     monkeypatch.setattr(monitoring_socket, "MOST_BYTES", 1 << 20)
     path = tmp_path / "1.sock"
-    endless = answering(path, parts=repeat(bytes(1 << 16)))
+    endless = serving(path, parts=repeat(bytes(1 << 16)))
     with endless, pytest.raises(OSError, match="exceeds 1048576 bytes"):
         ask(path, 100)
     path.unlink()
     monkeypatch.setattr(monitoring_socket, "time", SimpleNamespace(monotonic=count().__next__))
-    with answering(path, parts=repeat(b" ")), pytest.raises(TimeoutError, match="100 s"):
+    with serving(path, parts=repeat(b" ")), pytest.raises(TimeoutError, match="100 s"):
         ask(path, 100)
 
 
@@ -503,8 +508,8 @@ def test_insecure_or_invalid_directories_are_rejected(
     where.mkdir()
     for mode in (0o755, 0o770, 0o701):
         where.chmod(mode)
-        told = rf"accessible to other users \({mode & 0o77:03o}\); run chmod 700 /"
-        with pytest.raises(PermissionError, match=told):
+        expected = rf"accessible to other users \({mode & 0o77:03o}\); run chmod 700 /"
+        with pytest.raises(PermissionError, match=expected):
             directory(str(where))
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(NotADirectoryError):
@@ -518,8 +523,8 @@ def test_insecure_or_invalid_directories_are_rejected(
         listener.bind(f"{long}/4194304-00000000.sock")  # not "path too long"
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
-    told = f"user {other - 1}, but this process runs as user {other}"
-    with pytest.raises(PermissionError, match=told):
+    expected = f"user {other - 1}, but this process runs as user {other}"
+    with pytest.raises(PermissionError, match=expected):
         directory(str(tmp_path))
 
 
@@ -543,10 +548,10 @@ def test_shared_directory_is_used_without_a_runtime_directory(
     own.unlink()
     assert directory("1") == own
     assert own.stat().st_mode & 0o777 == 0o700
-    with telling(own / "1-1.sock", snapshot()):
+    with serving_snapshot(own / "1-1.sock", snapshot()):
         runtime.mkdir()  # as if the user had logged in
         assert directory("1") == runtime / "aiordma"
-        assert len(told()) == 1
+        assert len(snapshots_by_top()) == 1
         own.chmod(0o755)
         assert "no process" in top("--once").output
 

@@ -62,7 +62,7 @@ def files(tmp_path: Path) -> list[Path]:
 # ---- the listing --------------------------------------------------------------------------------
 
 
-def test_listing_shows_runs_requests_and_incidents(files: list[Path]) -> None:
+def test_trace_listing_shows_requests_and_events(files: list[Path]) -> None:
     done = aiordma_trace(*files)
     assert done.exit_code == 0
     lines = done.output.splitlines()
@@ -108,7 +108,7 @@ def test_listing_shows_runs_requests_and_incidents(files: list[Path]) -> None:
         (["--status", "failed", "--qp", "4"], [], 0),
     ],
 )
-def test_options_select_requests(
+def test_trace_options_filter_requests(
     options: list[str], wr_ids: list[int], incidents: int, files: list[Path]
 ) -> None:
     found = aiordma_trace(*files, *options).output.splitlines()[5:]
@@ -126,7 +126,7 @@ def test_options_select_requests(
         ("--status", "failde", "'failde' is not one of 'failed', 'success', "),
     ],
 )
-def test_selection_without_matches_is_rejected(
+def test_trace_rejects_invalid_filter_values(
     option: str, value: str, text: str, files: list[Path]
 ) -> None:
     done = aiordma_trace(*files, option, value)
@@ -147,7 +147,7 @@ def test_file_that_is_not_a_trace_is_rejected(tmp_path: Path, files: list[Path])
     assert aiordma_trace().exit_code == 2
 
 
-def test_listing_says_how_a_trace_ended(tmp_path: Path, files: list[Path]) -> None:
+def test_trace_listing_reports_incomplete_traces(tmp_path: Path, files: list[Path]) -> None:
     writer = Writer()
     writer.end("No space left on device")
     (tmp_path / "full").write_bytes(writer.data())
@@ -201,7 +201,7 @@ def threads(events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
     }
 
 
-def test_small_trace_gives_the_expected_chrome_events(tmp_path: Path) -> None:
+def test_chrome_export_of_a_small_trace_matches_expected_events(tmp_path: Path) -> None:
     writer = Writer(17)
     writer.add(trace.CreatedQP(t=writer.now(), qp_num=17, qp_type="RC", send_cq=1, recv_cq=2))
     writer.complete(writer.send(length=10))
@@ -250,7 +250,7 @@ def test_small_trace_gives_the_expected_chrome_events(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_chrome_file_is_private_and_contains_every_request(
+def test_chrome_file_has_mode_0600_and_contains_every_request(
     files: list[Path], tmp_path: Path
 ) -> None:
     target = tmp_path / "run.json"
@@ -275,7 +275,7 @@ def test_chrome_file_is_private_and_contains_every_request(
     ]
 
 
-def test_requests_without_a_beginning_start_with_the_trace(tmp_path: Path) -> None:
+def test_span_starts_with_the_trace_when_the_post_was_not_recorded(tmp_path: Path) -> None:
     """The span of a request that was posted before the trace begins with the trace."""
     writer = Writer()
     writer.t = 5000
@@ -316,7 +316,7 @@ def test_spans_of_a_thread_do_not_overlap(tmp_path: Path) -> None:
             assert int(before["ts"] * 1e3) + int(before["dur"] * 1e3) <= int(after["ts"] * 1e3)
 
 
-def test_retries_faults_and_refusals_are_shown(tmp_path: Path) -> None:
+def test_trace_listing_shows_retries_faults_and_refusals(tmp_path: Path) -> None:
     writer = Writer()
     posted = writer.send()
     for _ in range(3):
@@ -354,7 +354,7 @@ def test_retries_faults_and_refusals_are_shown(tmp_path: Path) -> None:
     ]
 
 
-def test_shared_receive_queue_has_its_own_thread(tmp_path: Path) -> None:
+def test_chrome_export_shows_unused_srq_receives_on_their_own_thread(tmp_path: Path) -> None:
     """The thread shows receives that no queue pair has taken from the shared receive queue."""
     writer = Writer()
     posts = [
@@ -373,7 +373,7 @@ def test_shared_receive_queue_has_its_own_thread(tmp_path: Path) -> None:
     ] == [("QP 0x000003 receives", "SUCCESS"), ("SRQ 9 receives", "OPEN")]
 
 
-def test_process_and_thread_numbers_are_unique(tmp_path: Path) -> None:
+def test_chrome_process_and_thread_ids_are_unique(tmp_path: Path) -> None:
     """Processes and queue pairs on two machines may have equal numbers."""
     parts = []
     for header in ({"pid": 7}, {"pid": 8}, {"pid": 7, "host": "there", "boot_id": "other"}):
@@ -419,7 +419,7 @@ def two_ends(qp_type: str = "RC") -> tuple[Writer, Writer]:
     return sender, receiver
 
 
-def test_flows_connect_messages_with_their_receives(tmp_path: Path) -> None:
+def test_chrome_flows_link_sends_to_their_receives(tmp_path: Path) -> None:
     sender, receiver = two_ends()
     traces = written(tmp_path, (sender, {}), (receiver, {"pid": 8}))
     events = in_chrome_format(traces)
@@ -456,7 +456,7 @@ def test_ambiguous_messages_have_no_flows(tmp_path: Path, why: str) -> None:
     assert not of_phase(in_chrome_format(written(tmp_path, *parts)), "s", "f")
 
 
-def test_flows_follow_reused_queue_pair_numbers(tmp_path: Path) -> None:
+def test_chrome_flows_are_correct_after_queue_pair_number_reuse(tmp_path: Path) -> None:
     first, second = two_ends(), two_ends()
     for writer, later in zip(first, second, strict=True):
         writer.t = 1700

@@ -68,7 +68,7 @@ def test_disconnect_delivers_disconnected_then_timewait_exit(
         assert id.qp.query().qp_state is QPState.ERR
 
 
-def test_destroy_qp_and_close_close_the_queue_pair(connected: Connected) -> None:
+def test_queue_pair_is_closed_by_destroy_qp_or_id_close(connected: Connected) -> None:
     qp = connected.active.qp
     assert qp is not None
     connected.active.destroy_qp()
@@ -142,7 +142,7 @@ def test_only_one_of_two_ids_bound_to_an_address_can_listen(
         assert caught.value.errno == errno.EADDRINUSE
 
 
-def test_bind_to_a_foreign_address_raises_address_error(events: cm.EventChannel) -> None:
+def test_bind_to_a_nonlocal_address_raises_address_error(events: cm.EventChannel) -> None:
     with events.create_id() as id:
         with pytest.raises(AddressError, match=r"bind to 198\.51\.100\.7:0") as caught:
             id.bind_addr(("198.51.100.7", 0))
@@ -169,7 +169,7 @@ def test_request_names_its_listener_when_several_share_a_channel(
         id.close()
 
 
-def test_afonly_leaves_the_port_to_the_other_family(events: cm.EventChannel) -> None:
+def test_afonly_allows_both_families_to_share_a_port(events: cm.EventChannel) -> None:
     for last in [False] * 20 + [True]:  # another process may have the port
         with events.create_id() as six, events.create_id() as four:
             six.set_afonly(True)
@@ -220,7 +220,9 @@ def test_ack_timeout_is_applied_to_the_queue_pair(
 # --- order of calls ---------------------------------------------------------------------------
 
 
-def test_calls_out_of_order_name_the_rule(events: cm.EventChannel, host: str) -> None:
+def test_out_of_order_call_error_states_when_the_call_is_allowed(
+    events: cm.EventChannel, host: str
+) -> None:
     with events.create_id() as id:
         for step, rule in (
             (id.connect, r"connect\(\) must be called once, after ROUTE_RESOLVED"),
@@ -236,7 +238,7 @@ def test_calls_out_of_order_name_the_rule(events: cm.EventChannel, host: str) ->
             assert caught.value.errno in (errno.EINVAL, errno.ENOTCONN)
 
 
-def test_calls_out_of_order_on_a_bound_id_name_the_calls_so_far(
+def test_out_of_order_call_error_lists_earlier_calls_and_events(
     events: cm.EventChannel, listener: ConnectionId, host: str
 ) -> None:
     """The error also states the rule that was violated."""

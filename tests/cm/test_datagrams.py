@@ -26,7 +26,7 @@ def listening(events: cm.EventChannel, address: cm.Address) -> Iterator[Connecti
         yield id
 
 
-def test_datagram_service_is_resolved_with_private_data(events: cm.EventChannel, host: str) -> None:
+def test_datagram_connect_exchanges_private_data(events: cm.EventChannel, host: str) -> None:
     question, answer = bytes(range(180)), bytes(range(60, 196))
     with (
         listening(events, (host, 0)) as listener,
@@ -60,7 +60,7 @@ def test_datagram_service_is_resolved_with_private_data(events: cm.EventChannel,
             assert events.get_event() is None
 
 
-def test_datagram_accept_can_name_another_queue_pair(events: cm.EventChannel, host: str) -> None:
+def test_datagram_accept_can_specify_another_queue_pair(events: cm.EventChannel, host: str) -> None:
     """One queue pair may serve all requests: rdma_accept(3), qp_num."""
     with (
         listening(events, (host, 0)) as listener,
@@ -92,7 +92,7 @@ def test_rejected_datagram_request_raises_service_rejected_error(
         assert "the peer's application rejected the connection" in str(error)
 
 
-def test_datagram_connect_without_listener_is_unreachable(
+def test_datagram_connect_reports_unreachable_without_a_listener(
     events: cm.EventChannel, host: str
 ) -> None:
     with listening(events, (host, 0)) as listener:
@@ -105,7 +105,7 @@ def test_datagram_connect_without_listener_is_unreachable(
         assert "no listener on that port" in str(error)
 
 
-def test_port_spaces_do_not_collide(
+def test_tcp_and_udp_port_spaces_are_independent(
     events: cm.EventChannel, listener: ConnectionId, host: str
 ) -> None:
     """A datagram port and a connection port may have the same number, as with UDP and TCP."""
@@ -131,7 +131,7 @@ def test_port_spaces_do_not_collide(
             assert caught.value.errno == errno.EADDRINUSE
 
 
-def test_disconnect_of_a_datagram_id_is_refused(events: cm.EventChannel, host: str) -> None:
+def test_disconnect_fails_on_a_datagram_id(events: cm.EventChannel, host: str) -> None:
     with (
         listening(events, (host, 0)) as listener,
         with_qp(events, address_of(listener), PortSpace.UDP) as (id, _pd, _cq),
@@ -142,7 +142,7 @@ def test_disconnect_of_a_datagram_id_is_refused(events: cm.EventChannel, host: s
         expect(events, EventType.UNREACHABLE)
 
 
-def test_unsupported_port_space_is_named(events: cm.EventChannel) -> None:
+def test_unsupported_port_space_error_includes_its_name(events: cm.EventChannel) -> None:
     lacks = {PortSpace.IPOIB} if events.library.name == "embedded" else set()
     for space in PortSpace:
         if space in lacks:

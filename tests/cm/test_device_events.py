@@ -42,14 +42,14 @@ def tell(place: tuple[str, str], what: str, timeout: float) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_device_removal_event_names_the_id_and_the_remedy(place: tuple[str, str]) -> None:
+def test_device_removal_event_identifies_the_id_and_gives_advice(place: tuple[str, str]) -> None:
     assert tell(place, "removal", 30) == [
         "DEVICE_REMOVAL of the listener",
         "the device is being removed; close all objects on it (RDMA_CM_EVENT_DEVICE_REMOVAL)",
     ]
 
 
-def test_address_change_event_names_the_id(
+def test_address_change_event_identifies_the_id(
     place: tuple[str, str], deviations: frozenset[str]
 ) -> None:
     if "only bonding tells of another address" in deviations:

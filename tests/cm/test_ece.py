@@ -26,9 +26,7 @@ def test_ece_offer_and_choice_are_exchanged(
             assert id.get_remote_ece() == CHOICE
 
 
-def test_ece_rejection_names_ece_as_the_reason(
-    events: cm.EventChannel, listener: ConnectionId
-) -> None:
+def test_ece_rejection_error_mentions_ece(events: cm.EventChannel, listener: ConnectionId) -> None:
     with resolved(events, address_of(listener)) as id:
         id.set_local_ece(OFFER)
         id.connect(ConnectionParameters(qp_num=0x4321))

@@ -29,7 +29,7 @@ FAILURES: dict[EventType, type[ConnectionManagerError]] = {
 
 
 @pytest.mark.parametrize("kind", EventType)
-def test_event_error_has_the_class_of_the_event_type(device: verbs.Device, kind: EventType) -> None:
+def test_event_error_class_matches_the_event_type(device: verbs.Device, kind: EventType) -> None:
     with cm.EventChannel(device.library) as channel, channel.create_id() as id:
         event = ConnectionEvent(
             kind, id, None, -errno.ETIMEDOUT, ConnectionParameters(b"why" + bytes(5))

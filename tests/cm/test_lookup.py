@@ -12,7 +12,7 @@ from aiordma.errors import AddressError
 from aiordma.verbs import QPType
 
 
-def test_get_devices_returns_the_context_of_the_id(
+def test_get_devices_includes_the_context_of_a_bound_id(
     device: verbs.Device, events: cm.EventChannel, host: str
 ) -> None:
     found = cm.get_devices(device.library)

@@ -21,7 +21,7 @@ def bound(events: cm.EventChannel, host: str) -> ConnectionId:
 
 
 @pytest.mark.parametrize("send_only", [False, True])
-def test_join_and_leave_multicast_reports_the_group(
+def test_multicast_join_event_describes_the_group(
     events: cm.EventChannel, host: str, send_only: bool
 ) -> None:
     with bound(events, host) as id:

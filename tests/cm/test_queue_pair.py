@@ -131,7 +131,7 @@ def test_id_queue_pair_gets_the_requested_capabilities(ready: Ready) -> None:
         assert qp.capabilities.max_inline_data >= 48
 
 
-def test_id_queue_pair_with_send_ops_transfers_a_message(
+def test_id_queue_pair_created_with_send_ops_sends_a_message(
     events: cm.EventChannel, listener: ConnectionId
 ) -> None:
     """rdma_create_qp_ex(3) creates the queue pair, and ibv_wr_post(3) posts its requests."""

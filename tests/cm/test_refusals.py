@@ -20,7 +20,7 @@ def asking(events: cm.EventChannel, listener: ConnectionId) -> Iterator[Connecti
         yield id
 
 
-def test_rejected_connect_returns_private_data_of_the_peer(
+def test_reject_delivers_private_data_to_the_initiator(
     events: cm.EventChannel, asking: ConnectionId
 ) -> None:
     """The private data arrives complete in both directions."""
@@ -40,7 +40,9 @@ def test_rejected_connect_returns_private_data_of_the_peer(
     request.id.close()
 
 
-def test_closing_a_request_rejects_it(events: cm.EventChannel, asking: ConnectionId) -> None:
+def test_closing_a_connection_request_rejects_it(
+    events: cm.EventChannel, asking: ConnectionId
+) -> None:
     asking.connect()
     expect(events, EventType.CONNECT_REQUEST).id.close()
     event = expect(events, EventType.REJECTED)
@@ -70,7 +72,7 @@ def test_private_data_limits_apply_to_connect_accept_and_reject(
         asking.reject(bytes(149))
 
 
-def test_resolve_addr_rejects_a_foreign_source_address(events: cm.EventChannel, host: str) -> None:
+def test_resolve_addr_rejects_a_nonlocal_source_address(events: cm.EventChannel, host: str) -> None:
     """The address is reserved for documentation (RFC 5737), so this host does not have it."""
     with events.create_id() as id:
         with pytest.raises(AddressError, match=re.escape(host_port((host, 7471)))) as caught:

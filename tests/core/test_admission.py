@@ -27,10 +27,10 @@ def counted() -> Callable[[int], bytes]:
 salt = counted()
 
 
-def show(office: TicketValidator, challenge: Challenge | None = None) -> bool:
+def is_admitted(validator: TicketValidator, challenge: Challenge | None = None) -> bool:
     """Return whether a valid ticket is admitted. The challenge defaults to the current one."""
-    return office.validate(
-        ticket(KEY, challenge or office.challenge, OFFER, salt(SALT_SIZE)), OFFER
+    return validator.validate(
+        ticket(KEY, challenge or validator.challenge, OFFER, salt(SALT_SIZE)), OFFER
     )
 
 
@@ -42,76 +42,76 @@ def test_ticket_matches_an_independent_hmac() -> None:
     assert ticket(KEY, challenge, OFFER, b"salt") == b"\0\1\2\3salt" + mac[:16]
 
 
-def test_ticket_and_challenge_fit_their_places() -> None:
+def test_ticket_and_challenge_have_their_wire_sizes() -> None:
     """A ticket follows the hello in a connection request. A challenge replaces an endpoint."""
     assert HELLO_SIZE + TICKET_SIZE == 56
     assert len(Challenge(bytes(32)).pack()) == CHALLENGE_SIZE == ENDPOINT_SIZE
 
 
 def test_ticket_is_admitted_once() -> None:
-    office = TicketValidator(KEY, counted())
-    shown = ticket(KEY, office.challenge, OFFER, b"salt")
-    assert [office.validate(shown, OFFER) for _ in range(3)] == [True, False, False]
-    assert show(office)
+    validator = TicketValidator(KEY, counted())
+    shown = ticket(KEY, validator.challenge, OFFER, b"salt")
+    assert [validator.validate(shown, OFFER) for _ in range(3)] == [True, False, False]
+    assert is_admitted(validator)
 
 
 @pytest.mark.parametrize(
     ("key", "offer"), [(KEY + b"!", OFFER), (KEY, OFFER + b"!")], ids=["key", "offer"]
 )
-def test_ticket_of_another_key_or_offer_raises_authentication_error(
+def test_ticket_with_wrong_key_or_offer_raises_authentication_error(
     key: bytes, offer: bytes
 ) -> None:
-    office = TicketValidator(KEY, counted())
+    validator = TicketValidator(KEY, counted())
     with pytest.raises(AuthenticationError):
-        office.validate(ticket(key, office.challenge, offer, b"salt"), OFFER)
+        validator.validate(ticket(key, validator.challenge, offer, b"salt"), OFFER)
 
 
 def test_ticket_for_another_challenge_is_not_admitted() -> None:
     """A client whose challenge is from before a restart is asked again."""
-    office = TicketValidator(KEY, counted())
-    assert not show(office, Challenge(b"\1" * 32))
+    validator = TicketValidator(KEY, counted())
+    assert not is_admitted(validator, Challenge(b"\1" * 32))
     with pytest.raises(AuthenticationError):  # a ticket is valid for one listener only
-        show(office, Challenge(office.challenge.tag.ljust(32, b"\1")))
+        is_admitted(validator, Challenge(validator.challenge.tag.ljust(32, b"\1")))
 
 
-def test_challenge_is_valid_for_a_number_of_tickets() -> None:
+def test_challenge_expires_after_a_fixed_number_of_tickets() -> None:
     """The previous challenge is valid for as many more, so that slow clients need not retry."""
-    office = TicketValidator(KEY, counted())
-    first = office.challenge
+    validator = TicketValidator(KEY, counted())
+    first = validator.challenge
     early = ticket(KEY, first, OFFER, b"salt")
-    assert office.validate(early, OFFER)
+    assert validator.validate(early, OFFER)
     for _ in range(TICKETS - 1):
-        assert show(office)
-    second = office.challenge
+        assert is_admitted(validator)
+    second = validator.challenge
     assert second.nonce != first.nonce
-    assert show(office, first)
-    assert not office.validate(early, OFFER)
+    assert is_admitted(validator, first)
+    assert not validator.validate(early, OFFER)
     for _ in range(TICKETS):
-        assert show(office)
-    assert not show(office, first)
-    assert not office.validate(early, OFFER)
-    assert show(office, second)
+        assert is_admitted(validator)
+    assert not is_admitted(validator, first)
+    assert not validator.validate(early, OFFER)
+    assert is_admitted(validator, second)
 
 
 def test_validator_remembers_a_bounded_number_of_tickets() -> None:
     """The bound also holds if all tickets are for the previous challenge."""
-    office = TicketValidator(KEY, counted())
+    validator = TicketValidator(KEY, counted())
     for _ in range(TICKETS - 1):
-        assert show(office)
-    before = office.challenge
+        assert is_admitted(validator)
+    before = validator.challenge
     for _ in range(3 * TICKETS):
-        show(office, before)
-        assert sum(map(len, office._admitted.values())) <= 3 * TICKETS
-        assert len(office._admitted) <= 2
+        is_admitted(validator, before)
+        assert sum(map(len, validator._admitted.values())) <= 3 * TICKETS
+        assert len(validator._admitted) <= 2
 
 
-def test_forged_tickets_leave_no_state() -> None:
-    office = TicketValidator(KEY, counted())
-    first = office.challenge
+def test_forged_tickets_do_not_change_the_validator_state() -> None:
+    validator = TicketValidator(KEY, counted())
+    first = validator.challenge
     for number in range(3 * TICKETS):
         forged = ticket(bytes(16), first, OFFER, number.to_bytes(SALT_SIZE, "little"))
         with pytest.raises(AuthenticationError):
-            office.validate(forged, OFFER)
-        assert not office.validate(bytes(TICKET_SIZE), OFFER)
-    assert office.challenge == first
-    assert not office._admitted[first]
+            validator.validate(forged, OFFER)
+        assert not validator.validate(bytes(TICKET_SIZE), OFFER)
+    assert validator.challenge == first
+    assert not validator._admitted[first]

@@ -139,7 +139,7 @@ REFUSED: list[tuple[Callable[[Any], object], object, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("convert", "value", "error", "text"), REFUSED)
-def test_conversion_rejects_values_with_expected_text(
+def test_conversion_rejects_invalid_values(
     convert: Callable[[Any], object], value: object, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -147,6 +147,6 @@ def test_conversion_rejects_values_with_expected_text(
     assert str(caught.value) == text
 
 
-def test_seconds_beyond_all_floats_raises_value_error() -> None:
+def test_seconds_too_large_for_a_float_raise_value_error() -> None:
     with pytest.raises(ValueError, match="t is out of range"):
         seconds("t", 10**400)

@@ -72,7 +72,7 @@ LONG = bytes(range(100))
     [(KEY, KEY + b"\0"), (KEY, KEY.ljust(64, b"\0")), (LONG, hashlib.sha256(LONG).digest())],
     ids=["a zero", "zeros to a block", "its hash"],
 )
-def test_keys_equal_under_hmac_give_different_proofs(key: bytes, other: bytes) -> None:
+def test_keys_with_equal_hmac_produce_different_proofs(key: bytes, other: bytes) -> None:
     """HMAC pads short keys with zeros and hashes long ones (RFC 2104)."""
     assert hmac.digest(key, b"", "sha256") == hmac.digest(other, b"", "sha256")
     shown = [auth.proof(one, "client", *NONCES, CONNECTION) for one in (key, other)]
@@ -95,7 +95,7 @@ def test_traffic_secrets_match_an_independent_derivation() -> None:
     assert len({secret for pair in changed for secret in pair} | {*of}) == 2 * len(changed) + 2
 
 
-def test_next_key_never_repeats() -> None:
+def test_next_key_never_returns_the_same_key() -> None:
     seen = set()
     secret = KEY
     for _ in range(10):
@@ -104,7 +104,7 @@ def test_next_key_never_repeats() -> None:
     assert len(seen) == 20
 
 
-def test_check_key_rejects_short_and_text_keys() -> None:
+def test_check_key_rejects_short_keys_and_strings() -> None:
     assert auth.check_key(KEY) == KEY
     with pytest.raises(ValueError, match="at least 16"):
         auth.check_key(b"short")

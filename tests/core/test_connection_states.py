@@ -14,7 +14,7 @@ from aiordma._core.connection_states import (
     LifecycleEvent,
 )
 
-OVER = {ConnectionState.ENDED, ConnectionState.CLOSED}
+FINAL_STATES = {ConnectionState.ENDED, ConnectionState.CLOSED}
 OF_ONE_STATE = {
     LifecycleEvent.ESTABLISHED,
     LifecycleEvent.KEY_REQUIRED,
@@ -27,37 +27,39 @@ def test_transition_and_ignored_tables_are_disjoint() -> None:
     assert not TRANSITIONS.keys() & IGNORED
 
 
-def test_connection_ends_once_and_with_a_cause() -> None:
+def test_only_transitions_to_ended_have_a_cause() -> None:
     for (state, event), row in TRANSITIONS.items():
         assert (row.next is ConnectionState.ENDED) == (row.cause is not None)
-        if state in OVER:
+        if state in FINAL_STATES:
             assert (state, event) == (ConnectionState.ENDED, LifecycleEvent.RELEASED)
 
 
-@pytest.mark.parametrize("state", [state for state in ConnectionState if state not in OVER])
+@pytest.mark.parametrize("state", [state for state in ConnectionState if state not in FINAL_STATES])
 @pytest.mark.parametrize("event", [LifecycleEvent.BROKEN, LifecycleEvent.ABORTED])
-def test_every_live_state_can_break(state: ConnectionState, event: LifecycleEvent) -> None:
+def test_every_live_state_ends_on_break_or_abort(
+    state: ConnectionState, event: LifecycleEvent
+) -> None:
     assert TRANSITIONS[state, event].next is ConnectionState.ENDED
 
 
-def test_goodbye_of_the_peer_becomes_the_cause() -> None:
+def test_peer_is_the_recorded_cause_after_it_closes() -> None:
     left = {ConnectionState.PEER_CLOSED, ConnectionState.BOTH_CLOSING}
     for (state, event), row in TRANSITIONS.items():
         if row.cause is not None:
             assert (row.cause is Cause.PEER) == (state in left)
-        elif state not in OVER:
+        elif state not in FINAL_STATES:
             comes = state in left or event is LifecycleEvent.PEER_GOODBYE
             assert (row.next in left) == comes
 
 
 def test_closing_states_lead_to_closing_states() -> None:
     for (state, event), row in TRANSITIONS.items():
-        if row.cause is None and state not in OVER:
+        if row.cause is None and state not in FINAL_STATES:
             closes = state in CLOSING or event is LifecycleEvent.CLOSE
             assert (row.next in CLOSING) == closes
 
 
-def test_only_limited_states_can_finish() -> None:
+def test_finished_event_is_valid_only_in_time_limited_states() -> None:
     finishing = {state for state, event in TRANSITIONS if event is LifecycleEvent.FINISHED}
     assert finishing == LIMITED
     assert CLOSING < LIMITED
@@ -66,7 +68,7 @@ def test_only_limited_states_can_finish() -> None:
             assert row.next in LIMITED | {ConnectionState.ENDED}
 
 
-def test_late_events_are_known_in_following_states() -> None:
+def test_late_events_are_allowed_after_a_state_change() -> None:
     """An event that arrives after another one has changed the state is not a bug."""
     known = TRANSITIONS.keys() | IGNORED
     for (before, first), row in TRANSITIONS.items():

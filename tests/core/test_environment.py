@@ -6,7 +6,7 @@ import pytest
 
 from aiordma._core.environment import VARIABLES, unknown_variables
 
-NEAR = {
+CLOSEST_NAMES = {
     "AIORDMA_EMBEDDED_FAULT": "AIORDMA_EMBEDDED_FAULTS",
     "AIORDMA_EMBEDED_LINKS": "AIORDMA_EMBEDDED_LINKS",
     "AIORDMA_FAULTS": "AIORDMA_EMBEDDED_FAULTS",
@@ -19,25 +19,25 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize(("name", "nearest"), NEAR.items())
-def test_unknown_variable_gets_the_nearest_name(name: str, nearest: str) -> None:
-    says = f"unknown environment variable {name}: did you mean {nearest}?"
-    assert unknown_variables({name: "1"}) == {name: says}
+@pytest.mark.parametrize(("name", "closest"), CLOSEST_NAMES.items())
+def test_unknown_variable_report_suggests_the_closest_name(name: str, closest: str) -> None:
+    report = f"unknown environment variable {name}: did you mean {closest}?"
+    assert unknown_variables({name: "1"}) == {name: report}
 
 
-def test_unknown_variable_without_a_similar_name_refers_to_the_page() -> None:
+def test_unknown_variable_report_cites_the_docs_without_a_close_match() -> None:
     assert unknown_variables({"AIORDMA_COLOUR": "1"}) == {
         "AIORDMA_COLOUR": "unknown environment variable AIORDMA_COLOUR: aiordma does not read it "
         "(docs/environment-variables.md lists the variables that it reads)"
     }
 
 
-def test_other_variables_are_not_reported() -> None:
+def test_known_and_unrelated_variables_are_not_reported() -> None:
     environment = dict.fromkeys((*VARIABLES, "PATH", "RDMAV_FORK_SAFE", "AIORDMA"), "1")
     assert unknown_variables({**environment, "AIORDMA_EMPTY": ""}) == {}
 
 
-def test_variables_of_a_kubernetes_service_are_reported_only_outside_of_a_pod() -> None:
+def test_kubernetes_service_variables_are_ignored_inside_a_pod() -> None:
     service = dict.fromkeys(
         (
             "AIORDMA_SERVICE_HOST",

@@ -28,7 +28,7 @@ def exports(package: ModuleType) -> dict[str, str]:
     return {name: module for _, module, _, name, *_ in lines}
 
 
-def test_every_export_is_that_of_its_module(package: ModuleType) -> None:
+def test_lazy_exports_resolve_to_module_attributes(package: ModuleType) -> None:
     assert sorted(exports(package)) == package.__all__
     for name, module in exports(package).items():
         value = getattr(package, name)
@@ -43,7 +43,7 @@ def test_exports_do_not_share_names_with_modules(package: ModuleType) -> None:
     assert not modules & set(package.__all__)
 
 
-def test_dir_lists_exports_that_are_not_loaded(package: ModuleType) -> None:
+def test_dir_lists_exports_before_they_are_loaded(package: ModuleType) -> None:
     assert set(package.__all__) <= set(dir(package))
     assert "__all__" in dir(package)
 
@@ -64,7 +64,7 @@ def test_modules_of_the_package_are_attributes() -> None:
     assert done.stdout.split() == ["True", "Rights"]
 
 
-def test_every_module_can_be_imported_first(package: ModuleType) -> None:
+def test_every_module_can_be_imported_on_its_own(package: ModuleType) -> None:
     """No module depends on another one having been loaded before it."""
     names = {module: name for name, module in exports(package).items()}
     code = f"""

@@ -98,7 +98,7 @@ def test_message_layout_is_stable() -> None:
     )
 
 
-def test_numbers_on_the_wire_are_stable() -> None:
+def test_message_types_and_error_codes_are_stable() -> None:
     assert " ".join(f"{kind.__name__}={number}" for kind, number in protocol.NUMBERS.items()) == (
         "RegionGrant=3 RegionReturn=4 RegionRequest=5 RegionRelease=6 Ping=7 Pong=8 Goodbye=9 "
         "Error=10 AuthHello=11 AuthAnswer=12 AuthProof=13 ReceiveSize=14 ConnectRequest=15 "
@@ -119,13 +119,13 @@ def test_numbers_on_the_wire_are_stable() -> None:
     )
 
 
-def test_rail_down_with_a_cause_has_the_layout_of_earlier_releases() -> None:
+def test_rail_down_encoding_is_compatible_with_earlier_releases() -> None:
     """Earlier releases read a request id in the place of the cause, and ignore it."""
     assert encode(protocol.RailDown(protocol.RailCause.PORT, 2)) == pack([0xA17D, 1, 26, 4, [2]])
     assert set(protocol.RAIL_CAUSES) == set(protocol.RailCause) - {protocol.RailCause.UNKNOWN}
 
 
-def test_goodbyes_of_a_release_are_understood_by_earlier_ones() -> None:
+def test_goodbyes_use_codes_known_to_earlier_releases() -> None:
     """Earlier releases know the codes up to REJECTED, and take others for a broken connection.
 
     They do not read the text of NORMAL.
@@ -136,7 +136,7 @@ def test_goodbyes_of_a_release_are_understood_by_earlier_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ["Überlauf", "x" * 65, "a\x1b[2J", ""])
-def test_goodbye_failure_repeats_only_type_names(name: str) -> None:
+def test_goodbye_failure_includes_only_valid_type_names(name: str) -> None:
     goodbye = failed(type("Known", (Exception,), {})("secret"))
     assert goodbye == Goodbye(0, GoodbyeCode.FAILED, "Known")
     begin = "the peer's program ended the connection with "
@@ -144,7 +144,7 @@ def test_goodbye_failure_repeats_only_type_names(name: str) -> None:
     assert failure(goodbye._replace(text=name), 100).startswith(f"{begin}an exception: ")
 
 
-def test_longest_messages_fit_max_length() -> None:
+def test_longest_messages_do_not_exceed_max_length() -> None:
     token = RegionToken((1 << 64) - 1, 1 << 63, (1 << 63) - 1, (1 << 32) - 1, Rights.READ)
     for message in (
         Goodbye((1 << 32) - 1, 65535, "x" * 10_000),
@@ -155,7 +155,7 @@ def test_longest_messages_fit_max_length() -> None:
 
 
 @given(st.text(st.characters()))
-def test_long_and_unprintable_texts_are_cut(text: str) -> None:
+def test_long_error_text_is_truncated_and_made_printable(text: str) -> None:
     for long in (text, text * 100):
         message = decode(encode(Error(1, 2, long)))
         assert isinstance(message, Error)
@@ -163,7 +163,7 @@ def test_long_and_unprintable_texts_are_cut(text: str) -> None:
         assert message.text == printable(sent, MAX_TEXT)
 
 
-def test_decoded_access_is_a_rights_flag() -> None:
+def test_decoded_access_field_has_type_rights() -> None:
     message = decode(encode(RegionRequest(1, 2, Rights.READ | Rights.ATOMIC, 0)))
     assert isinstance(message, RegionRequest)
     assert isinstance(message.access, Rights)

@@ -49,7 +49,7 @@ masks = st.builds(sum, st.sets(st.sampled_from([1 << n for n in range(27)])))
 
 
 @given(types, states, states, masks)
-def test_check_transition_agrees_with_the_table(
+def test_check_transition_matches_the_transition_table(
     qp_type: QPType, current: QPState, following: QPState, bits: int
 ) -> None:
     check = check_transition(qp_type, current, following, bits)
@@ -81,7 +81,7 @@ def test_check_transition_problem_names_attributes_and_states() -> None:
     )
 
 
-def test_unknown_bits_are_forbidden_and_named_in_hex() -> None:
+def test_unknown_attribute_bits_are_forbidden_and_shown_in_hex() -> None:
     check = check_transition(QPType.RC, QPState.ERR, QPState.RESET, 1 | 1 << 22)
     assert check.forbidden == 1 << 22
     assert "forbidden: 0x400000" in check.problem()
@@ -90,7 +90,7 @@ def test_unknown_bits_are_forbidden_and_named_in_hex() -> None:
 
 
 @pytest.mark.parametrize("qp_type", QPType)
-def test_diagram_draws_every_row(qp_type: QPType) -> None:
+def test_diagram_contains_every_transition(qp_type: QPType) -> None:
     """There are no other arrows. An arrow from the box stands for one from each state in it."""
     text = mermaid(qp_type)
     box = re.search(r"^    state working \{\n(.*?)^    \}$", text, re.DOTALL | re.MULTILINE)

@@ -34,7 +34,7 @@ def test_unpacked_refusal_is_printable(data: bytes) -> None:
 
 
 @given(st.binary(max_size=200).filter(lambda data: data[:4] not in (b"AIOX", b"AIOK")))
-def test_unpack_refusal_returns_none_for_other_data(data: bytes) -> None:
+def test_unpack_refusal_returns_none_for_unrelated_data(data: bytes) -> None:
     assert unpack_refusal(data) is None
 
 
@@ -47,6 +47,6 @@ def test_printable_returns_one_line_of_bounded_length(text: str, longest: int) -
         assert shown == text
 
 
-def test_printable_cuts_long_text() -> None:
+def test_printable_truncates_long_text() -> None:
     assert printable("x" * (64 << 10)) == "x" * 253 + "..."
     assert printable("\0" * (64 << 10), 11) == r"\x00\x00..."

@@ -39,7 +39,7 @@ def test_token_layout_is_stable() -> None:
 
 
 @given(st.integers(0, TOKEN_SIZE - 1), st.integers(1, 255))
-def test_changed_token_byte_is_detected(position: int, change: int) -> None:
+def test_corrupted_token_never_unpacks_to_the_original(position: int, change: int) -> None:
     data = bytearray(TOKEN.pack())
     data[position] ^= change
     with contextlib.suppress(ProtocolError):
@@ -105,7 +105,7 @@ def test_token_rejects_values_out_of_range(name: str, value: int) -> None:
         RegionToken(**fields | {name: value})  # type: ignore[arg-type]
 
 
-def test_granter_identifies_one_side_of_one_connection() -> None:
+def test_granter_differs_for_each_side_of_a_connection() -> None:
     """The two queue pairs may have the same number."""
     sides = itertools.product((17, 18), (17, 18), (False, True))
     assert len({granter(here, there, client=client) for here, there, client in sides}) == 8
@@ -139,7 +139,7 @@ def test_slices_match_python_slices(length: int) -> None:
 bounds = st.one_of(st.none(), st.integers(-20, 20))
 
 
-def test_slice_range_errors_name_the_problem() -> None:
+def test_slice_range_rejects_invalid_slices() -> None:
     with pytest.raises(RemoteRangeError) as caught:
         slice_range(slice(10, 200), 100)
     error = caught.value
@@ -161,7 +161,7 @@ def test_slice_range_errors_name_the_problem() -> None:
 
 
 @given(tokens(), st.lists(st.tuples(bounds, bounds), max_size=4))
-def test_nested_slices_stay_inside(
+def test_nested_slice_never_exceeds_its_parent(
     token: RegionToken, keys: list[tuple[int | None, int | None]]
 ) -> None:
     part = RemoteRange.of(token)
@@ -177,7 +177,7 @@ def test_nested_slices_stay_inside(
     assert part.rkey == token.rkey
 
 
-def test_slices_are_relative_to_their_range() -> None:
+def test_slice_offsets_are_relative_to_the_parent_slice() -> None:
     part = RemoteRange.of(TOKEN)[10:60][20:-10]
     assert (part.offset, part.length, part.address) == (30, 20, 0x10000 + 30)
     with pytest.raises(RemoteRangeError, match=r"region 0x7 \(20 bytes\)"):
@@ -191,7 +191,7 @@ def test_range_beyond_the_region_is_rejected(offset: int, length: int) -> None:
         RemoteRange(TOKEN, offset, length)
 
 
-def test_require_names_the_missing_right() -> None:
+def test_require_raises_when_a_right_is_missing() -> None:
     part = RemoteRange.of(TOKEN)
     part.require(Rights.READ)
     part.require(Rights.READ | Rights.WRITE)
@@ -203,7 +203,7 @@ def test_require_names_the_missing_right() -> None:
         none.require(Rights.WRITE | Rights.READ)
 
 
-def test_atomics_require_the_right_and_eight_aligned_bytes() -> None:
+def test_require_atomic_needs_the_atomic_right_and_8_aligned_bytes() -> None:
     part = RemoteRange.of(RegionToken(1, 0x1004, 64, 0, Rights.ATOMIC))
     part[4:12].require_atomic()
     for key in (slice(0, 8), slice(4, 8), slice(4, 20), slice(5, 13)):

@@ -17,7 +17,7 @@ def allocated(allocator: SlabAllocator, size: int) -> tuple[int, int]:
     return block
 
 
-def test_last_freed_block_is_used_first() -> None:
+def test_most_recently_freed_block_is_reused_first() -> None:
     allocator = SlabAllocator(4096, 64)
     allocator.add_slab()
     blocks = [allocated(allocator, 200) for _ in range(4)]
@@ -38,7 +38,7 @@ def joins(monkeypatch: pytest.MonkeyPatch) -> list[SlabAllocator]:
     return found
 
 
-def test_buddies_are_joined_when_a_request_needs_it(joins: list[SlabAllocator]) -> None:
+def test_buddies_are_merged_only_when_a_request_needs_space(joins: list[SlabAllocator]) -> None:
     allocator = SlabAllocator(4096, 64)
     allocator.add_slab()
     small = [allocated(allocator, 64) for _ in range(64)]
@@ -49,7 +49,9 @@ def test_buddies_are_joined_when_a_request_needs_it(joins: list[SlabAllocator]) 
     assert len(joins) == 1
 
 
-def test_join_is_not_repeated_without_success(joins: list[SlabAllocator]) -> None:
+def test_failed_merge_is_not_repeated_until_more_blocks_are_freed(
+    joins: list[SlabAllocator],
+) -> None:
     allocator = SlabAllocator(4096, 64)
     allocator.add_slab()
     blocks = [allocated(allocator, 64) for _ in range(64)]

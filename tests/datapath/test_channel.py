@@ -90,7 +90,7 @@ frames = st.one_of(
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=frames, place=st.integers(0, 400), value=st.integers(0, 255))
-def test_channel_handles_frames_like_the_model(
+def test_channel_and_reference_model_handle_frames_identically(
     wire: Wire, content: bytes, place: int, value: int
 ) -> None:
     changed = bytearray(content)

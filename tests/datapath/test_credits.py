@@ -32,7 +32,7 @@ def credit_frame_due(credits: Credits) -> bool:
 
 
 @pytest.mark.parametrize(("receives", "threshold"), [(1, 1), (2, 1), (3, 1), (4, 2), (64, 32)])
-def test_credit_frame_is_due_for_half_the_data(receives: int, threshold: int) -> None:
+def test_credit_frame_is_sent_after_half_the_data_credits(receives: int, threshold: int) -> None:
     credits = same(receives, 4)
     for taken in range(1, threshold + 1):
         assert not credit_frame_due(credits)
@@ -40,7 +40,7 @@ def test_credit_frame_is_due_for_half_the_data(receives: int, threshold: int) ->
         assert credit_frame_due(credits) == (taken == threshold)
 
 
-def test_credit_frame_is_due_for_two_control_credits() -> None:
+def test_credit_frame_is_sent_after_two_control_credits() -> None:
     credits = same(4, 4)
     take(credits, CONTROL)
     assert not credit_frame_due(credits)
@@ -66,7 +66,7 @@ def test_last_control_credit_is_reserved_for_returning_credits() -> None:
 
 
 @pytest.mark.parametrize("kind", FrameKind)
-def test_header_holds_the_largest_credit_counts(kind: FrameKind) -> None:
+def test_frame_header_can_return_the_maximum_number_of_credits(kind: FrameKind) -> None:
     """One header can return all credits that may be owed."""
     account = Credits(65535, 255, 65535, 255)
     for _ in range(65535):
@@ -82,7 +82,7 @@ def test_header_holds_the_largest_credit_counts(kind: FrameKind) -> None:
 
 
 @pytest.mark.parametrize("kind", FrameKind)
-def test_frame_without_a_credit_raises_protocol_error(kind: FrameKind) -> None:
+def test_frame_received_without_credit_raises_protocol_error(kind: FrameKind) -> None:
     credits, message, back = same(8, 4), kind in MESSAGES, int(kind is CREDIT)
     for _ in range(8):
         credits.sent(DATA)  # creates credits to return
@@ -179,7 +179,7 @@ class Explorer:
 
 
 @pytest.mark.parametrize(("data", "control"), [(1, 4), (1, 5), (2, 4)])
-def test_no_reachable_state_is_stuck(data: int, control: int) -> None:
+def test_credit_exchange_has_no_reachable_deadlock(data: int, control: int) -> None:
     explorer = Explorer(data, control)
     account = explorer.credits.account()
     start: State = (account, account, (), ())

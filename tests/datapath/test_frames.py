@@ -41,7 +41,7 @@ def test_bundle_check_agrees_with_the_model(
 
 
 @given(st.binary(max_size=200))
-def test_bundle_check_agrees_with_the_model_for_any_bytes(data: bytes) -> None:
+def test_bundle_check_agrees_with_the_model_for_arbitrary_bytes(data: bytes) -> None:
     content = bytes(HEADER_SIZE) + data
     assert answer(count_bundled, content) == answer(counted, content)
 

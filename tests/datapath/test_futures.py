@@ -62,7 +62,7 @@ async def test_future_is_cancelled_with_its_task() -> None:
     assert one.cancelled()
 
 
-async def test_callbacks_run_in_order_and_context() -> None:
+async def test_done_callbacks_run_in_order_in_their_own_context() -> None:
     one = new_future()
     seen: list[tuple[str, object, str]] = []
 
@@ -164,7 +164,7 @@ class Spins:
         await one
 
 
-async def test_unsuccessful_spins_become_short() -> None:
+async def test_long_spins_become_rare_while_they_find_nothing() -> None:
     """Long spins become rare. A short spin only finds results that are already there."""
     spins = Spins()
     for _ in range(16):
@@ -178,7 +178,7 @@ async def test_unsuccessful_spins_become_short() -> None:
     assert spins.lasted == [LONG, SHORT, LONG, LONG]  # long spins resume after a successful one
 
 
-async def test_task_does_not_spin_while_others_wait() -> None:
+async def test_task_does_not_spin_while_several_futures_are_pending() -> None:
     spins = Spins()
     others = [asyncio.ensure_future(spins.future()) for _ in range(2)]
     for other in others:
@@ -191,7 +191,7 @@ async def test_task_does_not_spin_while_others_wait() -> None:
     assert spins.count == 1
 
 
-async def test_wakeups_count_waiting_futures() -> None:
+async def test_wakeups_waiting_counts_pending_futures_with_callbacks() -> None:
     wakeups = Wakeups(asyncio.get_running_loop())
     one = OpFuture(wakeups)
 
@@ -214,7 +214,7 @@ async def test_wakeups_count_waiting_futures() -> None:
     assert wakeups.waiting == 0
 
 
-async def test_exception_of_a_spin_is_raised_by_the_await() -> None:
+async def test_await_raises_an_exception_from_the_spin() -> None:
     spins = Spins()
 
     def interrupted(_: int) -> None:

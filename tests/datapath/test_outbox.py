@@ -25,7 +25,7 @@ def waiting(bare: BareChannel) -> tuple[int, int]:
     return figures["messages_waiting"], figures["frames_in_flight"]
 
 
-def test_messages_waiting_for_a_bundle_leave_in_the_next_iteration(wire: Wire) -> None:
+def test_queued_messages_are_bundled_in_the_next_loop_iteration(wire: Wire) -> None:
     """They leave even if no request has completed since."""
     bare = BareChannel(wire)
     bare.send(b"at once")
@@ -39,7 +39,7 @@ def test_messages_waiting_for_a_bundle_leave_in_the_next_iteration(wire: Wire) -
     bare.close()
 
 
-def test_outbox_sends_nothing_after_the_end(wire: Wire) -> None:
+def test_outbox_sends_nothing_after_the_channel_closes(wire: Wire) -> None:
     bare = BareChannel(wire)
     sending = [bare.send(b"") for _ in range(2)]
     bare.close()
@@ -50,7 +50,7 @@ def test_outbox_sends_nothing_after_the_end(wire: Wire) -> None:
     assert len(wire.peer_has()) == 1
 
 
-def test_closing_refuses_new_messages_and_sends_waiting_ones(
+def test_closing_outbox_sends_queued_messages_but_rejects_new_ones(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = BareChannel(wire)
@@ -72,7 +72,7 @@ def test_closing_refuses_new_messages_and_sends_waiting_ones(
     bare.close()
 
 
-def test_message_sent_within_a_send_waits_for_its_credit(
+def test_message_sent_during_another_send_waits_for_credit(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finalizer that runs during the allocation of a block may send a message."""
@@ -113,7 +113,7 @@ def test_channel_is_drained_when_no_message_is_pending(wire: Wire) -> None:
     bare.close()
 
 
-def test_returned_memory_goes_to_the_longest_waiter(
+def test_released_block_goes_to_the_first_waiter(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A received frame makes the channel retry its messages before the waiter has its block."""

@@ -13,7 +13,9 @@ LARGEST, TAG = 4096, 16
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(64, 2 * LARGEST)), max_size=30))
-def test_peer_room_follows_announced_sizes(said: list[tuple[int, int]]) -> None:
+def test_peer_room_applies_each_size_from_the_announced_receive(
+    said: list[tuple[int, int]],
+) -> None:
     """An announced size applies from the given receive on, up to this side's maximum.
 
     The tag takes up part of each receive.
@@ -31,7 +33,7 @@ def test_peer_room_follows_announced_sizes(said: list[tuple[int, int]]) -> None:
         assert room.longest_after(1) == min(now, LARGEST) - TAG
 
 
-def test_size_of_a_used_receive_cannot_change() -> None:
+def test_announcing_a_size_for_a_used_receive_raises_protocol_error() -> None:
     room = PeerRoom(256, LARGEST, TAG, 0)
     room.longest_after(3)
     with pytest.raises(ProtocolError, match="receive 2, which is already used"):

@@ -22,19 +22,19 @@ from .bare_channel import CAPABILITIES, BareChannel, Room, Wire
 RAIL, CONNECTION = "rail", "connection"
 
 
-class Told(SendQueue):
+class RecordingSendQueue(SendQueue):
     """Records the order in which its failure callbacks are called."""
 
     def __init__(self, *arguments: Any) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         super().__init__(*arguments)
 
     def rail_broke(self, error: BaseException) -> None:
-        self.told.append(RAIL)
+        self.calls.append(RAIL)
         super().rail_broke(error)
 
     def connection_broke(self, error: BaseException) -> None:
-        self.told.append(CONNECTION)
+        self.calls.append(CONNECTION)
         super().connection_broke(error)
 
 
@@ -56,7 +56,7 @@ class Write(WorkRequest):
 
 @pytest.fixture
 def wire(context: verbs.Context) -> Iterator[Wire]:
-    wire = Wire(context, Told)
+    wire = Wire(context, RecordingSendQueue)
     yield wire
     wire.close()
 
@@ -105,7 +105,7 @@ def bug(wire: Wire) -> None:
     Driver.report(cast("Any", SimpleNamespace(loop=loop)), wire.queue, ZeroDivisionError())
 
 
-ROWS: dict[str, tuple[Callable[[Wire], None], str]] = {
+FAILURES: dict[str, tuple[Callable[[Wire], None], str]] = {
     "refused post": (refused_post, RAIL),
     "refused receives": (refused_receives, RAIL),
     "flush": (flush, RAIL),
@@ -128,13 +128,13 @@ ROWS: dict[str, tuple[Callable[[Wire], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_failure_breaks_the_rail_or_the_connection(wire: Wire, row: str) -> None:
+@pytest.mark.parametrize("failure", FAILURES)
+def test_owner_is_notified_once_of_a_rail_or_connection_failure(wire: Wire, failure: str) -> None:
     """The owner is notified once. Later failures are ignored."""
-    fail, what = ROWS[row]
+    fail, what = FAILURES[failure]
     fail(wire)
-    assert isinstance(wire.queue, Told)
-    assert wire.queue.told[0] == what
+    assert isinstance(wire.queue, RecordingSendQueue)
+    assert wire.queue.calls[0] == what
     assert wire.queue.failed
     error = wire.queue.error
     wire.queue.connection_broke(ZeroDivisionError("too late"))
@@ -142,7 +142,7 @@ def test_failure_breaks_the_rail_or_the_connection(wire: Wire, row: str) -> None
     assert wire.owner.failures == [error]
 
 
-def test_failure_after_a_known_end_is_not_reported(wire: Wire) -> None:
+def test_rail_failure_is_not_reported_after_the_queue_has_failed(wire: Wire) -> None:
     error = ZeroDivisionError("it has ended")
     wire.queue.fail(error)
     wire.queue.rail_broke(ZeroDivisionError("too late"))

@@ -42,7 +42,9 @@ GROWN = (LARGEST, GROW_AFTER, "told")
 @example([GROWN, (SMALL, SHRINK_AFTER - 1, "told"), (LARGEST, 1, "told"), (SMALL, 2, "told")])
 @example([GROWN, (SMALL, SHRINK_AFTER, "told"), GROWN, (LARGEST, COUNT, "told")])
 @given(st.lists(st.tuples(lengths, counts, answers), max_size=8))
-def test_receive_sizes_fit_recent_frames(runs: list[tuple[int, int, str]]) -> None:
+def test_receive_size_adapts_to_the_lengths_of_recent_frames(
+    runs: list[tuple[int, int, str]],
+) -> None:
     """`smaller` counts the receives that were posted before the size grew."""
     sizes, size, before = ReceiveSizes(SMALL, LARGEST), SMALL, 0
     frames = list[int]()
@@ -62,7 +64,7 @@ def test_receive_sizes_fit_recent_frames(runs: list[tuple[int, int, str]]) -> No
 
 
 @pytest.mark.parametrize(("credits", "size"), [(8, LARGEST), (1, SMALL)])
-def test_receive_size_changes_when_the_peer_can_be_told(
+def test_receive_size_grows_only_when_the_peer_can_be_notified(
     wire: Wire, credits: int, size: int
 ) -> None:
     """The larger blocks are released with the connection, which closing the wire checks."""
@@ -110,7 +112,7 @@ def receives() -> int:
     return 6
 
 
-def test_refused_growth_is_retried_after_more_frames(
+def test_receive_growth_is_retried_after_an_allocation_failure(
     wire: Wire, growing: BareChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks allocated before the failure return to the pool, which closing the wire checks."""
@@ -129,7 +131,7 @@ def test_refused_growth_is_retried_after_more_frames(
     assert asked == [GROW_AFTER] * 3 + [2 * GROW_AFTER] * 3
 
 
-def test_unneeded_blocks_are_released(wire: Wire, growing: BareChannel) -> None:
+def test_larger_blocks_are_released_after_receives_shrink(wire: Wire, growing: BareChannel) -> None:
     """The second growth begins while large receives from before the shrinking are posted."""
     figures = growing.channel.figures
     peer_sends_large(wire, growing)
@@ -143,7 +145,7 @@ def test_unneeded_blocks_are_released(wire: Wire, growing: BareChannel) -> None:
 
 
 @pytest.mark.parametrize("receives", [24])  # reposted in groups of six
-def test_block_is_kept_for_each_small_receive(wire: Wire, growing: BareChannel) -> None:
+def test_block_is_reserved_to_repost_each_small_receive(wire: Wire, growing: BareChannel) -> None:
     """A receive used by a control frame must be reposted at once, even without free memory."""
     peer_sends_large(wire, growing, 6)
     assert growing.channel.figures()["larger_blocks"] > 0
@@ -151,7 +153,7 @@ def test_block_is_kept_for_each_small_receive(wire: Wire, growing: BareChannel) 
         wire.peer_sends(frame(FrameKind.CONTROL, protocol.encode(protocol.Pong(0))))
 
 
-def test_receive_without_memory_is_posted_later(
+def test_receives_missing_for_lack_of_memory_are_posted_later(
     wire: Wire, growing: BareChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A single timer retries all missing receives. Nothing is posted after the end."""

@@ -129,7 +129,7 @@ MEMORY: dict[str, Callable[[bytes], Any]] = {
 
 
 @pytest.mark.parametrize(("pieces", "offered"), [(3, 3), (4, 1)])
-def test_pieces_are_joined_when_the_request_has_no_room(
+def test_pieces_are_merged_when_they_do_not_fit_in_the_request(
     wire: Wire, bare: BareChannel, pieces: int, offered: int
 ) -> None:
     """A request needs 16 bytes and 24 for each piece. The receive has 100 bytes."""
@@ -140,7 +140,9 @@ def test_pieces_are_joined_when_the_request_has_no_room(
 
 @pytest.mark.parametrize("kind", MEMORY)
 @pytest.mark.parametrize("imm", [None, 0, 0xFFFFFFFF])
-def test_peer_reads_a_message_until_it_acknowledges(wire: Wire, kind: str, imm: int | None) -> None:
+def test_peer_can_read_a_message_until_it_acknowledges_it(
+    wire: Wire, kind: str, imm: int | None
+) -> None:
     bare = BareChannel(wire, peer=Room(eager_size=100))
     data = pattern(3000)
     future = bare.send(MEMORY[kind](data), imm)
@@ -157,7 +159,7 @@ def test_peer_reads_a_message_until_it_acknowledges(wire: Wire, kind: str, imm: 
     bare.close()
 
 
-def test_sent_memory_is_registered_read_only(wire: Wire, bare: BareChannel) -> None:
+def test_peer_cannot_write_to_memory_being_sent(wire: Wire, bare: BareChannel) -> None:
     data = bytearray(SIZE)
     bare.send(data)
     ((request_id, imm, (piece,)),) = requests(wire, 1)
@@ -170,7 +172,7 @@ def test_sent_memory_is_registered_read_only(wire: Wire, bare: BareChannel) -> N
 # ---- in turn -------------------------------------------------------------------------------------
 
 
-def test_unacknowledged_messages_are_limited(wire: Wire, library: Library) -> None:
+def test_messages_wait_when_256_are_unacknowledged(wire: Wire, library: Library) -> None:
     bare = BareChannel(
         wire, peer=Room(eager_size=100, data_receives=1000), dereg_mr=library.dereg_mr
     )
@@ -191,7 +193,7 @@ def test_unacknowledged_messages_are_limited(wire: Wire, library: Library) -> No
 # ---- acknowledgements ----------------------------------------------------------------------------
 
 
-def test_memory_is_pinned_until_the_acknowledgement(
+def test_sent_memory_stays_pinned_until_deregistered(
     wire: Wire, bare: BareChannel, library: Library
 ) -> None:
     data = bytearray(SIZE)
@@ -279,7 +281,7 @@ def test_completed_messages_leave_no_references(wire: Wire, bare: BareChannel) -
     assert not is_pinned(data)
 
 
-def test_forked_child_leaves_pending_messages_alone(
+def test_forked_child_does_not_deregister_pending_messages(
     wire: Wire, bare: BareChannel, library: Library
 ) -> None:
     data = bytearray(SIZE)

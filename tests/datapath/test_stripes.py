@@ -133,20 +133,20 @@ class Net:
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 1), (512 * KB - 1, 1), (512 * KB, 3)])
-def test_short_operations_use_the_lead(size: int, count: int) -> None:
+def test_short_operations_use_only_the_lead_rail(size: int, count: int) -> None:
     assert order([1, 2, 3], size) == [1, 2, 3][:count]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [MB, 16 * MB, 64 * MB, 1000 * MB + 1])
-def test_equal_rails_get_equal_parts(count: int, size: int) -> None:
+def test_equally_fast_rails_get_equal_shares(count: int, size: int) -> None:
     """The tolerance is for the last chunk and for the first ones, whose lengths differ."""
     net = Net(*[MB] * count)
     assert net.takes(size) <= (1.04 * size / count + 256 * KB) / MB
 
 
 @pytest.mark.parametrize("rates", [(1, 3), (3, 1), (4, 2, 1), (10, 1)])
-def test_parts_follow_the_rates_of_rails(rates: tuple[int, ...]) -> None:
+def test_each_rail_gets_a_share_proportional_to_its_rate(rates: tuple[int, ...]) -> None:
     """Rates are not given but measured. After some operations, all rails finish together."""
     net = Net(*[rate * MB for rate in rates])
     for _ in range(20):
@@ -158,7 +158,7 @@ def test_parts_follow_the_rates_of_rails(rates: tuple[int, ...]) -> None:
         assert (rail.moved - moved) / (640 * MB) == pytest.approx(rate / sum(rates), rel=0.25)
 
 
-def test_parts_follow_changed_rates() -> None:
+def test_shares_adapt_when_a_rail_becomes_faster() -> None:
     net = Net(MB, MB)
     for _ in range(5):
         net.takes(64 * MB)
@@ -168,7 +168,7 @@ def test_parts_follow_changed_rates() -> None:
     assert net.takes(64 * MB) <= 1.15 * 64 / 6
 
 
-def test_stopped_rail_holds_at_most_two_chunks() -> None:
+def test_stalled_rail_has_at_most_two_chunks_in_flight() -> None:
     net = Net(MB, MB)
     operation = net.begin(64 * MB)
     net.rails[1].rate = 0
@@ -182,7 +182,7 @@ def test_stopped_rail_holds_at_most_two_chunks() -> None:
     assert operation.is_done
 
 
-def test_new_rail_joins_an_operation_in_progress() -> None:
+def test_added_rail_shares_an_operation_in_progress() -> None:
     net = Net(MB)
     operation = net.begin(64 * MB)
     net.step()
@@ -193,7 +193,7 @@ def test_new_rail_joins_an_operation_in_progress() -> None:
     assert net.rails[1].moved > 20 * MB
 
 
-def test_chunks_end_at_memory_and_key_boundaries() -> None:
+def test_chunks_do_not_cross_memory_or_key_boundaries() -> None:
     net = Net(MB, MB)
     lead, other = net.rails
     operation = net.begin(8 * MB, pieces=MB, open_to={other: 0})
@@ -207,7 +207,7 @@ def test_chunks_end_at_memory_and_key_boundaries() -> None:
     assert lead.moved + other.moved == 8 * MB
 
 
-def test_dropped_operation_gets_no_more_chunks() -> None:
+def test_no_chunks_are_issued_for_a_dropped_operation() -> None:
     net = Net(MB, MB)
     first, second = net.begin(64 * MB), net.begin(MB)
     net.stripes.drop(first)
@@ -219,7 +219,7 @@ def test_dropped_operation_gets_no_more_chunks() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_each_byte_is_moved_once(seed: int) -> None:
+def test_operations_complete_while_rails_join_stall_and_break(seed: int) -> None:
     """Rails are added, stall and break, but at least one always remains."""
     chance = random.Random(seed)
     net = Net(*[chance.uniform(0.1, 10) * MB for _ in range(chance.randint(1, 4))])

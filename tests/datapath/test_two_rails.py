@@ -109,7 +109,7 @@ def peer_reads(wire: Wire, piece: Piece, key: tuple[int, int]) -> bytes | verbs.
     return wire.peer_reads(piece.address, min(4096, piece.length), key[0])
 
 
-def test_both_rails_can_read_until_the_acknowledgement(rails: Rails) -> None:
+def test_message_is_readable_on_both_rails_until_acknowledged(rails: Rails) -> None:
     data = pattern(LONG)
     future = rails.bare.send(data)
     request_id, (piece,), (key,) = offered(rails)
@@ -124,7 +124,7 @@ def test_both_rails_can_read_until_the_acknowledgement(rails: Rails) -> None:
     assert peer_reads(rails.lead, piece, (piece.rkey, 0)) is verbs.WCStatus.REM_ACCESS_ERR
 
 
-def test_windows_are_reused(rails: Rails) -> None:
+def test_memory_windows_are_reused_for_later_messages(rails: Rails) -> None:
     """Binding a window again changes only the lowest 8 bits of its key."""
     found = []
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_windows_are_reused(rails: Rails) -> None:
         assert len(set(found)) == 1
 
 
-def test_message_that_is_not_striped_has_one_key(rails: Rails) -> None:
+def test_small_message_is_sent_without_keys_for_other_rails(rails: Rails) -> None:
     future = rails.bare.send(bytes((512 << 10) - 1))
     ((kind, _, content),) = rails.lead.peer_got(1)
     assert kind is FrameKind.RNDV_RTS
@@ -146,7 +146,7 @@ def test_message_that_is_not_striped_has_one_key(rails: Rails) -> None:
     assert not rails.kinds
 
 
-def test_keys_are_split_to_fit_receives_of_the_peer(rails: Rails) -> None:
+def test_keys_are_split_to_fit_the_receive_size_of_the_peer(rails: Rails) -> None:
     """After the request, the peer's receives become shorter, and its credits arrive late."""
     many = [pattern(1 << 15)] * MOST
     for _ in range(PEER.control_receives - 2):
@@ -188,7 +188,7 @@ def test_keys_do_not_overtake_control_messages(rails: Rails) -> None:
     assert rails.kinds == [FrameKind.RNDV_RTS, FrameKind.CONTROL, FrameKind.RNDV_KEYS]
 
 
-def test_rail_that_cannot_register_is_left_out(
+def test_message_is_sent_when_registration_fails_on_the_second_rail(
     rails: Rails, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def register(pd: verbs.ProtectionDomain, *args: Any, **named: Any) -> Any:
@@ -232,7 +232,7 @@ class Offer:
             )
         )
 
-    def tell(self, first: int = 0, end: int | None = None, rail: int = OTHER) -> None:
+    def send_keys(self, first: int = 0, end: int | None = None, rail: int = OTHER) -> None:
         """Send the second rail's keys for the pieces `first` up to `end`, labeled as `rail`."""
         keys = [(self.other.rkey, 0)] * len(self.ranges[first:end])
         self.rails.lead.peer_sends(
@@ -285,32 +285,32 @@ def ends(rails: Rails, task: asyncio.Task[Any]) -> Any:
     return task.result()
 
 
-def gets(rails: Rails, task: asyncio.Task[Any], data: bytes) -> None:
+def check_received(rails: Rails, task: asyncio.Task[Any], data: bytes) -> None:
     """Check that the message arrives and is acknowledged."""
     with ends(rails, task) as message:
         assert bytes(message) == data
     assert rails.kinds.count(FrameKind.RNDV_ACK) == 1
 
 
-def test_rail_reads_parts_whose_keys_have_arrived(
+def test_second_rail_reads_only_pieces_with_received_keys(
     rails: Rails, offer: Callable[..., Offer]
 ) -> None:
     """The lead reads the parts without a key."""
     it = offer(4 * LONG, 8)
     it.send()
-    it.tell(0, 1)
-    it.tell(1, 2)
+    it.send_keys(0, 1)
+    it.send_keys(1, 2)
     task = receiving(rails)
     assert begun(rails.other) == 1
-    it.tell(2)
+    it.send_keys(2)
     assert begun(rails.other) == 2
-    gets(rails, task, it.data)
+    check_received(rails, task, it.data)
 
 
 # ---- keys that cannot be ------------------------------------------------------------------------
 
 KEY = (1, 0)
-LIES = {
+MALFORMED_KEYS = {
     "nothing": b"",
     "no keys": pack_keys(1, OTHER, 0, []),
     "cut short": pack_keys(1, OTHER, 0, [KEY])[:-1],
@@ -325,46 +325,50 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_lie_about_keys_is_reported(rails: Rails, offer: Callable[..., Offer], lie: str) -> None:
+@pytest.mark.parametrize("case", MALFORMED_KEYS)
+def test_malformed_keys_frame_is_reported_as_an_error(
+    rails: Rails, offer: Callable[..., Offer], case: str
+) -> None:
     it = offer(LONG, 2)
     it.send()
-    rails.lead.peer_sends(frame(FrameKind.RNDV_KEYS, LIES[lie]))
+    rails.lead.peer_sends(frame(FrameKind.RNDV_KEYS, MALFORMED_KEYS[case]))
     (error,) = rails.bare.owner.errors
     assert "keys" in str(error)
 
 
 @pytest.mark.parametrize("again", [(0, 1), (0, 2), (1, 2)])
-def test_changed_keys_are_rejected(
+def test_keys_sent_twice_for_the_same_pieces_are_rejected(
     rails: Rails, offer: Callable[..., Offer], again: tuple[int, int]
 ) -> None:
     it = offer(LONG, 2)
     it.send()
-    it.tell()
-    it.tell(*again)
+    it.send_keys()
+    it.send_keys(*again)
     (error,) = rails.bare.owner.errors
     assert "the keys of 2 pieces are known" in str(error)
 
 
-def test_keys_of_a_removed_rail_are_dropped(rails: Rails, offer: Callable[..., Offer]) -> None:
+def test_removing_a_rail_discards_its_keys(rails: Rails, offer: Callable[..., Offer]) -> None:
     gc.collect()
     it = offer(LONG)
     it.send()
-    it.tell()
+    it.send_keys()
     (pending,) = (each for each in gc.get_objects() if isinstance(each, PendingRendezvous))
     (keys,) = (each for each in gc.get_referents(pending) if isinstance(each, dict))
     assert list(keys) == [OTHER]
     rails.channel.remove_rail(rails.other.queue)
     assert not keys
-    gets(rails, receiving(rails), it.data)
+    check_received(rails, receiving(rails), it.data)
 
 
-def test_unneeded_keys_are_ignored(rails: Rails, offer: Callable[..., Offer]) -> None:
+def test_keys_are_ignored_for_completed_messages_and_broken_rails(
+    rails: Rails, offer: Callable[..., Offer]
+) -> None:
     """Keys may arrive after their message has been read, or after their rail has broken."""
     it = offer(LONG)
     it.send()
-    it.tell(rail=OTHER - 1)
-    gets(rails, receiving(rails), it.data)
+    it.send_keys(rail=OTHER - 1)
+    check_received(rails, receiving(rails), it.data)
     assert not rails.other.queue.completions
-    it.tell()
+    it.send_keys()
     assert not rails.bare.owner.errors

@@ -31,7 +31,7 @@ def test_doctor_section_prints_findings(tmp_path: Path) -> None:
     assert printed.endswith(("no card\n", "RDMA devices of this machine can be used.\n"))
 
 
-def test_echo_section_prints_its_sizes(tmp_path: Path) -> None:
+def test_echo_section_prints_a_row_for_each_size(tmp_path: Path) -> None:
     printed = run_section("echo", tmp_path)
     assert re.findall(r"^ *(\S+ \w+) +20 ", printed, re.MULTILINE) == ["64 B", "1 MiB"]
 
@@ -42,7 +42,9 @@ def test_perf_section_prints_results(tmp_path: Path) -> None:
     assert re.findall(r"^ *(64 B|4 KiB) .* yes", printed, re.MULTILINE) == ["64 B", "64 B", "4 KiB"]
 
 
-def test_top_section_prints_no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_section_reports_that_no_process_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("AIORDMA_MONITOR", raising=False)
     assert run_section("top", tmp_path).splitlines().count("no process is shown") == 2
@@ -55,7 +57,7 @@ def test_trace_section_prints_traces(tmp_path: Path) -> None:
     assert re.search(r"^Wrote /\S+/run\.json: open it in https://ui", printed, re.MULTILINE)
 
 
-def test_every_command_has_its_section() -> None:
+def test_every_visible_command_has_a_section() -> None:
     shown = [
         name for name in app.list_commands(click.Context(app)) if not app.commands[name].hidden
     ]
@@ -63,7 +65,7 @@ def test_every_command_has_its_section() -> None:
     assert re.findall(r"^\| `aiordma (\w+)` \|", TEXT, re.MULTILINE) == shown
 
 
-def test_every_check_is_named() -> None:
+def test_doctor_section_lists_every_check() -> None:
     named = re.findall(r"^\| (\w+) \| ", TEXT[TEXT.index("## doctor") :], re.MULTILINE)
     checks = [check.__name__.replace("gids", "GIDs") for check in CHECKS]
     assert [name for name in named if name in checks] == checks

@@ -29,7 +29,7 @@ def in_code() -> set[str]:
     } - OTHERS
 
 
-def test_table_lists_every_variable_of_the_code() -> None:
+def test_table_lists_every_variable_used_in_the_code() -> None:
     page = (DOCS / "environment-variables.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| .+ \|$", page, re.M)
     assert rows == sorted(in_code()) == list(VARIABLES)

@@ -31,7 +31,7 @@ def texts() -> tuple[str, ...]:
     return tuple(found)
 
 
-def is_a_text(shown: str) -> bool:
+def matches_source_text(shown: str) -> bool:
     pattern = ".*".join(map(re.escape, shown.removesuffix("...").split("...")))
     return any(re.search(pattern, text, re.DOTALL) for text in texts())
 
@@ -68,7 +68,7 @@ def text_of(argument: ast.expr) -> str:
 
 
 @pytest.mark.parametrize(("text", "kind"), sorted(raised_by_authentication().items()))
-def test_every_authentication_error_has_a_row(text: str, kind: str) -> None:
+def test_errors_page_lists_every_authentication_error(text: str, kind: str) -> None:
     rows = [
         kinds
         for shown, kinds, _ in ROWS
@@ -77,7 +77,7 @@ def test_every_authentication_error_has_a_row(text: str, kind: str) -> None:
     assert any(f"`{kind}`" in kinds for kinds in rows), f"docs/errors.md lacks {kind}: {text}"
 
 
-def test_authentication_errors_are_found_in_the_source() -> None:
+def test_source_scan_finds_known_authentication_errors() -> None:
     texts = raised_by_authentication()
     required = "the peer requires a key: pass the same auth= on both sides"
     assert texts[required] == "AuthenticationError"
@@ -85,13 +85,13 @@ def test_authentication_errors_are_found_in_the_source() -> None:
     assert texts["auth must be bytes, not ..."] == "TypeError"
 
 
-def test_page_has_all_rows() -> None:
+def test_every_row_of_the_errors_page_is_parsed() -> None:
     assert len(ROWS) > 30
     assert len(ROWS) == len(re.findall(r"^\| `", PAGE, re.MULTILINE))
 
 
 @pytest.mark.parametrize(("text", "kinds"), [(text, kinds) for text, kinds, _ in ROWS])
-def test_row_names_an_error_of_the_source(text: str, kinds: str) -> None:
-    assert is_a_text(text), f"no text of the source: {text}"
+def test_error_text_and_types_of_a_row_exist_in_the_source(text: str, kinds: str) -> None:
+    assert matches_source_text(text), f"no text of the source: {text}"
     for kind in re.findall(r"`(\w+Error)`", kinds):
         assert hasattr(errors, kind) or hasattr(builtins, kind)

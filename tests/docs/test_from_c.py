@@ -44,7 +44,7 @@ def exported(library: str) -> set[str]:
 
 
 @pytest.mark.parametrize("library", SECTIONS)
-def test_every_c_call_is_listed_once(library: str) -> None:
+def test_page_lists_every_c_function_exactly_once(library: str) -> None:
     there = listed(SECTIONS[library][1])
     assert len(there) == len(set(there))
     assert exported(library) - set(there) == set()
@@ -52,7 +52,7 @@ def test_every_c_call_is_listed_once(library: str) -> None:
     assert set(there) - exported(library) == (header if library == "verbs" else set())
 
 
-def test_listed_structures_and_constants_exist() -> None:
+def test_structures_and_constants_on_the_c_page_exist() -> None:
     """Each constant has the value of the Python name in the same position."""
     both = [
         (re.findall(r"`(\w+)`", c), re.findall(r"`([\w.]+)`", names))
@@ -83,7 +83,7 @@ def exists(module: ModuleType, path: str) -> bool:
 @pytest.mark.parametrize(
     ("module", "title"), [*SECTIONS.values(), (verbs, "## Structures and constants")]
 )
-def test_listed_python_names_exist(module: ModuleType, title: str) -> None:
+def test_python_names_on_the_c_page_exist(module: ModuleType, title: str) -> None:
     names = [
         name
         for _, cell in rows(title)

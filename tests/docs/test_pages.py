@@ -41,7 +41,7 @@ TESTS = re.compile(
 
 
 @pytest.mark.parametrize(("program", "output"), PROGRAMS)
-def test_programs_print_the_shown_output(program: str, output: str) -> None:
+def test_programs_on_pages_print_the_documented_output(program: str, output: str) -> None:
     """The programs run on the embedded device, with warnings as errors."""
     done = run_python("-W", "error", "-c", program, AIORDMA_DEVICE="embedded0")
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
@@ -67,7 +67,7 @@ def test_tests_on_the_testing_page_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_have_existing_targets(page: Path) -> None:
+def test_page_links_lead_to_existing_files_and_anchors(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, anchor = target.partition("#")
@@ -87,7 +87,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_named_files_exist(page: Path) -> None:
+def test_files_mentioned_on_pages_exist(page: Path) -> None:
     """Paths start at the root. Pages for contributors also use paths from a source folder."""
     whole = r"`((?:aiordma|native|softdev|tests|docs|examples|bench|integrations)/[\w./]+)`"
     for name in re.findall(whole, page.read_text()):
@@ -102,7 +102,7 @@ def test_named_files_exist(page: Path) -> None:
                 assert known or any(PACKAGE.rglob(name)), f"{page.name} names {name}"
 
 
-def test_messages_page_names_existing_methods() -> None:
+def test_methods_on_the_messages_page_exist() -> None:
     """The page's table lists the methods that a message passes through."""
     page = (DOCS / "messages.md").read_text()
     files = [*(PACKAGE / "_datapath").glob("*.pyx"), *(PACKAGE / "_transport").glob("*.py")]
@@ -126,11 +126,11 @@ def test_timeouts_page_shows_the_defaults() -> None:
     assert {name for name in vars(type(config)) if name.endswith("_timeout")} <= {*said}
 
 
-def test_generated_parts_are_up_to_date() -> None:
+def test_generated_parts_of_pages_are_up_to_date() -> None:
     assert differing(pages()) == [], "out of date: make docs"
 
 
-def test_roce_matrix_has_the_current_rows() -> None:
+def test_roce_matrix_has_the_same_rows_as_its_script() -> None:
     """The verdicts come from a virtual machine, so this test compares only the rows."""
     across = ROOT / "softdev" / "tests" / "softroce" / "across"
     listed = run(str(across), "--rows", check=True).stdout

@@ -22,7 +22,7 @@ def test_every_public_name_has_a_docstring() -> None:
 
 
 @pytest.mark.parametrize("cls", [RemoteRegion, RemoteSlice])
-def test_remote_memory_classes_have_only_documented_names(cls: type) -> None:
+def test_remote_memory_classes_have_no_undocumented_attributes(cls: type) -> None:
     """Users see these names, for example in a debugger.
 
     Internal names must begin with an underscore.
@@ -32,7 +32,7 @@ def test_remote_memory_classes_have_only_documented_names(cls: type) -> None:
     assert {each for each in dir(cls) if not each.startswith("_")} <= described
 
 
-def test_every_name_is_on_one_page() -> None:
+def test_every_public_name_is_on_exactly_one_reference_page() -> None:
     """docs/reference has a page for each subject, which docs/_extensions fills for the site."""
     modules, names = on_pages()
     assert sorted(names) == sorted(f"{name.module}.{name.name}" for name in NAMES)

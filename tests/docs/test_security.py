@@ -12,19 +12,19 @@ TESTS = dict(re.findall(r"^\| ([A-Z]\d+) \| (.+) \|$", PAGE.partition("## Tests"
 NAMED = sorted({name for tests in TESTS.values() for name in re.findall(r"`([^`]+)`", tests)})
 
 
-def test_every_claim_names_its_tests() -> None:
+def test_every_security_claim_cites_tests() -> None:
     assert len(CLAIMS) > 20
     assert list(TESTS) == CLAIMS
     for claim, tests in TESTS.items():
         assert re.fullmatch(r"`[^`]+`(, `[^`]+`)*", tests), claim
 
 
-def test_named_tests_exist() -> None:
+def test_tests_cited_by_security_claims_exist() -> None:
     for name in NAMED:
-        assert is_there(name), name
+        assert exists(name), name
 
 
-def is_there(name: str) -> bool:
+def exists(name: str) -> bool:
     """Return whether a Python test, C test step or fuzz target of this name exists."""
     place, _, step = name.replace("::", ": ").partition(": ")
     if place.endswith(".py"):

@@ -14,14 +14,14 @@ def wakes_without_a_spin(polling: AdaptivePolling) -> int:
     return count
 
 
-def test_polling_of_zero_never_spins() -> None:
+def test_adaptive_polling_never_spins_when_set_to_zero() -> None:
     polling = AdaptivePolling(0)
     for _ in range(2):
         assert not polling.is_due()
         polling.skipped()
 
 
-def test_misses_make_spins_rare_until_a_hit() -> None:
+def test_spins_become_rare_after_misses_until_a_hit() -> None:
     polling = AdaptivePolling(50)
     for _ in range(100):
         assert polling.is_due()

@@ -29,7 +29,7 @@ async def timers() -> AsyncIterator[CoarseTimers]:
     timers.close()
 
 
-async def test_timers_fire_in_order_and_not_early(timers: CoarseTimers) -> None:
+async def test_timers_fire_in_due_order_and_never_early(timers: CoarseTimers) -> None:
     came: list[tuple[asyncio.Handle, float]] = []
     last = asyncio.Event()
     for seconds in (0.03, 0.0, 0.01, 0.02, -1.0):
@@ -55,7 +55,7 @@ async def test_later_timer_fires_after_an_earlier_one_was_cancelled(timers: Coar
     early.cancel()
 
 
-async def test_timer_cancelled_by_another_of_the_same_time_does_not_fire(
+async def test_expired_timer_does_not_fire_when_an_earlier_timer_cancels_it(
     timers: CoarseTimers,
 ) -> None:
     came = asyncio.Event()
@@ -66,7 +66,7 @@ async def test_timer_cancelled_by_another_of_the_same_time_does_not_fire(
     await came.wait()
 
 
-async def test_failing_timer_is_reported_and_others_fire(
+async def test_exception_in_a_timer_does_not_stop_later_timers(
     timers: CoarseTimers, reported: list[dict[str, Any]]
 ) -> None:
     came = asyncio.Event()
@@ -81,7 +81,7 @@ async def test_failing_timer_is_reported_and_others_fire(
     assert len(reported) == 1
 
 
-async def test_timers_can_be_set_while_others_fire(timers: CoarseTimers) -> None:
+async def test_timer_callback_can_start_another_timer(timers: CoarseTimers) -> None:
     left = 20
     over = asyncio.Event()
 
@@ -99,7 +99,7 @@ async def test_timers_can_be_set_while_others_fire(timers: CoarseTimers) -> None
     far.cancel()
 
 
-async def test_cancelled_timers_are_forgotten(timers: CoarseTimers) -> None:
+async def test_cancelled_timers_are_removed_from_the_queue(timers: CoarseTimers) -> None:
     came = asyncio.Event()
     timers.call_later(0.01, came.set)
     for _ in range(10 * COMPACT_THRESHOLD):
@@ -109,7 +109,7 @@ async def test_cancelled_timers_are_forgotten(timers: CoarseTimers) -> None:
 
 
 @pytest.mark.one_loop
-async def test_timers_schedule_nothing_in_the_loop(timers: CoarseTimers) -> None:
+async def test_coarse_timers_do_not_use_the_event_loop_timers(timers: CoarseTimers) -> None:
     scheduled: list[object] = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
     before = scheduled.copy()
     timers.call_later(60, lambda: None)

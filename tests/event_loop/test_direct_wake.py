@@ -41,7 +41,7 @@ with asyncio.Runner(loop_factory=Loop) as runner:
 """
 
 
-def asked(value: str) -> int:
+def count_task_wake_ups(value: str) -> int:
     """Return how often the loop wakes a task when AIORDMA_NO_DIRECT_WAKE is `value`."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -54,5 +54,5 @@ def asked(value: str) -> int:
 
 
 @pytest.mark.parametrize(("value", "expected"), [("", 0), ("1", MESSAGES)])
-def test_variable_turns_direct_wake_off(value: str, expected: int) -> None:
-    assert asked(value) == expected
+def test_environment_variable_disables_direct_wake(value: str, expected: int) -> None:
+    assert count_task_wake_ups(value) == expected

@@ -148,7 +148,7 @@ both_ways = pytest.mark.parametrize("polling", [driver.POLLING, 0], ids=["pollin
 
 
 @pytest.mark.parametrize("whose", ["reader", "look"])
-async def test_completion_after_the_last_poll_is_not_lost(
+async def test_completion_arriving_between_poll_and_sleep_is_delivered(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """Each completion arrives between the last poll and the loop's wait.
@@ -191,7 +191,7 @@ async def test_completion_after_the_last_poll_is_not_lost(
         await first.sink.wait(21)
 
 
-async def test_done_callbacks_get_the_finished_future(device_name: str, host: str) -> None:
+async def test_done_callbacks_receive_the_completed_future(device_name: str, host: str) -> None:
     """A callback may be a task's wake-up, or any other callable, including a built-in one."""
     async with (
         await listen(host, device=device_name) as listener,
@@ -209,7 +209,7 @@ async def test_done_callbacks_get_the_finished_future(device_name: str, host: st
 
 @both_ways
 @pytest.mark.parametrize(("batch", "rounds"), [(1, 1), (1, 4), (3, 2), (128, 4)])
-async def test_many_completions_leave_other_tasks_their_turn(
+async def test_completion_flood_does_not_starve_other_tasks(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, batch: int, rounds: int, polling: float
 ) -> None:
     monkeypatch.setattr("aiordma._event_loop.completion_reader.COMPLETIONS_PER_CALL", batch)
@@ -238,7 +238,7 @@ async def test_many_completions_leave_other_tasks_their_turn(
         assert max(steps, default=0) <= 2 * batch * rounds
 
 
-async def test_failing_sink_is_reported_and_others_continue(
+async def test_failing_sink_does_not_affect_other_sinks(
     device: verbs.Device, reported: list[dict[str, Any]]
 ) -> None:
     """Only the failing sink is failed, even if one batch has completions for several sinks."""
@@ -316,7 +316,7 @@ async def test_channel_failure_during_a_spin_reaches_every_sink(
 
 
 @both_ways
-async def test_reserved_entries_are_free_when_the_queue_was_empty(
+async def test_released_cq_entries_are_freed_once_the_queue_is_empty(
     device: verbs.Device, polling: float
 ) -> None:
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, _):
@@ -330,7 +330,7 @@ async def test_reserved_entries_are_free_when_the_queue_was_empty(
 
 
 @pytest.mark.parametrize("polling", [0, 30e-6, 1e-3])
-async def test_reader_spins_before_sleeping_as_configured(
+async def test_reader_spins_before_sleep_for_the_configured_time(
     device_name: str, host: str, polling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
@@ -415,7 +415,7 @@ async def test_reserve_cq_adds_queues_and_closes_unused_ones(device: verbs.Devic
 # ---- asynchronous events -------------------------------------------------------------------------
 
 
-async def test_device_events_reach_the_sinks_concerned(device: verbs.Device) -> None:
+async def test_device_events_reach_only_the_affected_sinks(device: verbs.Device) -> None:
     """After a fatal device event, later connections open the device again."""
     kinds = verbs.EventType
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
@@ -449,9 +449,7 @@ async def test_port_event_reaches_every_sink_when_the_query_fails(
         assert [end.sink.events for end in ends] == [[event], [event]]
 
 
-async def test_event_taken_by_another_loop_reaches_its_sink(
-    device: verbs.Device, host: str
-) -> None:
+async def test_event_received_by_another_loop_is_forwarded(device: verbs.Device, host: str) -> None:
     """If two loops share a context, only one of them receives an event and must forward it."""
     events = cm.EventChannel(device.library)
     id = events.create_id()
@@ -515,13 +513,13 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def ends_soon(driver: Driver) -> None:
+async def wait_until_closed(driver: Driver) -> None:
     async with asyncio.timeout(60):
         while not driver.context.closed:
             await turns(1)
 
 
-async def test_driver_closes_shortly_after_its_last_use(
+async def test_driver_closes_when_idle_after_the_last_release(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 1e-9)
@@ -533,7 +531,7 @@ async def test_driver_closes_shortly_after_its_last_use(
     assert not first.context.closed  # in use when the idle timer expires
     first.release()
     Driver.for_device(device, LIMIT).release()
-    await ends_soon(first)
+    await wait_until_closed(first)
     async with the_driver(device) as other:
         assert other is not first
 
@@ -563,13 +561,13 @@ os._exit(len(closed))
 """
 
 
-def test_forked_child_leaves_the_unused_driver_alone(device: verbs.Device) -> None:
+def test_forked_child_does_not_close_the_idle_driver_of_the_parent(device: verbs.Device) -> None:
     """The driver belongs to the parent, but the child's loop has inherited its timer."""
     done = run_python("-c", FORKED, device.name)
     assert (done.returncode, done.stdout) == (1, "0\n"), done.stderr
 
 
-async def test_driver_without_memory_leaves_nothing_open(
+async def test_driver_releases_resources_when_its_memory_pool_fails(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The context belongs to the connection manager and stays open."""
@@ -582,7 +580,7 @@ async def test_driver_without_memory_leaves_nothing_open(
         assert verbs.live() == before
 
 
-async def test_unused_driver_is_replaced_after_a_device_failure(device: verbs.Device) -> None:
+async def test_idle_driver_is_replaced_after_a_fatal_device_event(device: verbs.Device) -> None:
     """An unused driver must handle events, or they would wake the loop again and again."""
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send()
@@ -596,7 +594,7 @@ async def test_unused_driver_is_replaced_after_a_device_failure(device: verbs.De
         assert other is not driver
 
 
-async def test_unused_driver_keeps_no_registrations(device: verbs.Device) -> None:
+async def test_idle_driver_drops_cached_registrations(device: verbs.Device) -> None:
     view = memoryview(bytearray(1 << 20))
     async with the_driver(device) as driver:
         driver.registrations.set_up(4, 4 << 20)
@@ -632,7 +630,7 @@ print(len(os.listdir("/proc/self/task")), verbs.live())
 
 
 @pytest.mark.parametrize("via", ["cm", "tcp"])
-def test_program_ends_silently_after_its_last_connection(
+def test_program_exits_without_warnings_after_closing_connections(
     device: verbs.Device, host: str, via: str
 ) -> None:
     """The embedded device's thread has ended, and the interpreter prints no warnings."""
@@ -661,7 +659,7 @@ async def test_cm_events_per_iteration_are_limited(
 
 
 @pytest.mark.any_device
-async def test_requests_pause_when_their_time_is_used_up(
+async def test_connection_requests_are_delayed_when_over_the_time_budget(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each iteration takes one request. During the pause, the loop does not watch the channel."""
@@ -706,7 +704,7 @@ async def test_requests_pause_when_their_time_is_used_up(
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("make", LOOPS.values(), ids=LOOPS)
-def test_loop_closed_during_the_pause_closes_the_channel(
+def test_closing_the_loop_closes_an_unwatched_event_channel(
     device: verbs.Device, make: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     """During the pause, the loop does not watch the channel that it must close."""

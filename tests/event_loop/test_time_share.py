@@ -22,58 +22,58 @@ def share() -> TimeShare:
     return TimeShare(Clock(lambda: now))
 
 
-def passes(seconds: float) -> None:
+def advance_clock(seconds: float) -> None:
     global now  # noqa: PLW0603
     now += seconds
 
 
-def test_wait_grows_with_used_time_and_shrinks_with_passed_time(share: TimeShare) -> None:
+def test_wait_grows_with_time_used_and_shrinks_as_time_passes(share: TimeShare) -> None:
     assert share.wait() == 0
     share.use(BURST / 2)
     share.use(BURST / 2)
     assert share.wait() == pytest.approx(0)
     share.use(0.01)
     assert share.wait() == pytest.approx(0.01 * SHARE)
-    passes(0.01 * SHARE)
+    advance_clock(0.01 * SHARE)
     assert share.wait() == pytest.approx(0)
     share.use(0.02)
     assert share.wait() == pytest.approx(0.02 * SHARE)
-    passes(3600)  # for which nothing is saved
+    advance_clock(3600)  # for which nothing is saved
     share.use(BURST + 0.01)
     assert share.wait() == pytest.approx(0.01 * SHARE)
 
 
-def test_wait_is_bounded(share: TimeShare) -> None:
+def test_wait_never_exceeds_the_maximum(share: TimeShare) -> None:
     for _ in range(100):
         share.use(60)
     assert share.wait() == pytest.approx(MAX_WAIT)
 
 
-async def test_time_between_steps_is_not_charged(share: TimeShare) -> None:
+async def test_time_between_coroutine_steps_is_not_charged(share: TimeShare) -> None:
     """The time between two steps belongs to other tasks."""
 
     async def work() -> bool:
-        passes(BURST)
+        advance_clock(BURST)
         await asyncio.sleep(0)
-        passes(0.01)
+        advance_clock(0.01)
         return False
 
     steps = Timed(share, work())
     steps.send(None)
     assert share.wait() == pytest.approx(0)
-    passes(0.005 * SHARE)
+    advance_clock(0.005 * SHARE)
     with pytest.raises(StopIteration):
         steps.send(None)
     assert share.wait() == pytest.approx(0.01 * SHARE - 0.01 - 0.005 * SHARE)
 
 
 @pytest.mark.parametrize("delivers", [True, False])
-async def test_delivered_work_is_refunded(share: TimeShare, delivers: bool) -> None:
+async def test_time_is_refunded_only_when_work_succeeds(share: TimeShare, delivers: bool) -> None:
     """The refund covers any amount of work, and the time used before the work began."""
 
     async def handshake() -> bool:
         for _ in range(2):
-            passes(0.01)
+            advance_clock(0.01)
             await asyncio.sleep(0)
         return delivers
 
@@ -83,7 +83,9 @@ async def test_delivered_work_is_refunded(share: TimeShare, delivers: bool) -> N
     assert (share.wait() == 0) is delivers
 
 
-async def test_task_cancelled_before_it_begins_does_not_run(share: TimeShare) -> None:
+async def test_coroutine_does_not_run_when_cancelled_before_its_first_step(
+    share: TimeShare,
+) -> None:
     """The task closes the coroutine, which would otherwise warn that it was never awaited."""
 
     async def work() -> bool:
@@ -97,12 +99,12 @@ async def test_task_cancelled_before_it_begins_does_not_run(share: TimeShare) ->
     Timed(share, work())  # dropped with a loop that was closed
 
 
-async def test_cleanup_of_cancelled_work_is_charged(share: TimeShare) -> None:
+async def test_time_spent_in_cancellation_cleanup_is_charged(share: TimeShare) -> None:
     async def cleans_up() -> bool:
         try:
             await asyncio.Event().wait()
         finally:
-            passes(BURST + 0.01)
+            advance_clock(BURST + 0.01)
         return True
 
     task = asyncio.Task(Timed(share, cleans_up()))

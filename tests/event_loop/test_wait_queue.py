@@ -19,7 +19,7 @@ async def line_up(waiters: WaitQueue, count: int) -> tuple[list[asyncio.Task[Non
     return tasks, woken
 
 
-async def test_wait_queue_wakes_in_order() -> None:
+async def test_wait_queue_wakes_waiters_in_fifo_order() -> None:
     waiters = WaitQueue()
     tasks, woken = await line_up(waiters, 3)
     waiters.wake()
@@ -39,7 +39,7 @@ async def test_cancelled_waiters_are_removed() -> None:
     assert not waiters._waiters
 
 
-async def test_wake_up_of_a_cancelled_waiter_goes_to_the_next() -> None:
+async def test_wake_up_passes_to_the_next_waiter_after_cancellation() -> None:
     waiters = WaitQueue()
     tasks, woken = await line_up(waiters, 2)
     waiters.wake()

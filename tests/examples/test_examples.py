@@ -128,7 +128,9 @@ def test_tensors_example_lists_and_fetches_tensors(
 
 
 @pytest.mark.any_device
-def test_rpc_example_calls_and_cancels(environment: dict[str, str], host: str) -> None:
+def test_rpc_example_shows_results_errors_and_cancellation(
+    environment: dict[str, str], host: str
+) -> None:
     with serving(environment, "rpc", "serve", host, "0") as server:
         assert run_example(environment, "rpc", "call", host, server.port) == (
             "squares: [0, 1, 4, 9, 16]\n"
@@ -138,7 +140,7 @@ def test_rpc_example_calls_and_cancels(environment: dict[str, str], host: str) -
         assert server.output.readline() == "the server cancelled the call\n"
 
 
-def test_key_value_example_prints_its_values(environment: dict[str, str]) -> None:
+def test_key_value_example_prints_stored_values(environment: dict[str, str]) -> None:
     assert run_example(environment, "key_value") == "short 7\nlong 1048576\n"
 
 
@@ -165,7 +167,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     return module
 
 
-def test_cache_entry_is_rejected_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partially_overwritten_cache_entry_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader may see parts of the old and of the new entry. The checksum detects this."""
     cache = loaded(monkeypatch, "cache")
     before, after = cache.pack(b"key", b"one value"), cache.pack(b"key", b"another value")

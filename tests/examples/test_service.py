@@ -30,7 +30,7 @@ async def probe(address: tuple[str, int], path: str) -> str:
 @pytest.mark.any_device
 @pytest.mark.parametrize("watchdog", ["", "20000"])
 @pytest.mark.parametrize("is_abstract", [False, True])
-async def test_service_example_notifies_systemd_and_answers_probes(
+async def test_service_example_notifies_systemd_and_responds_to_probes(
     tmp_path: Path, device_name: str, host: str, is_abstract: bool, watchdog: str
 ) -> None:
     """The service sends READY, WATCHDOG until it ends, and STOPPING after SIGTERM.
@@ -45,22 +45,22 @@ async def test_service_example_notifies_systemd_and_answers_probes(
         "NOTIFY_SOCKET": name,
         "WATCHDOG_USEC": watchdog,
     }
-    told: list[str] = []
-    news = asyncio.Event()
+    states: list[str] = []
+    state_received = asyncio.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(name.replace("@", "\0"))
         systemd.setblocking(False)
 
         async def listen() -> None:  # always: the service waits while the queue is full
             while True:
-                told.append((await asyncio.get_running_loop().sock_recv(systemd, 100)).decode())
-                news.set()
+                states.append((await asyncio.get_running_loop().sock_recv(systemd, 100)).decode())
+                state_received.set()
 
-        async def tells(wanted: str) -> None:
-            before = len(told) if wanted in told else 0
-            while wanted not in told[before:]:
-                news.clear()
-                await news.wait()
+        async def wait_for_state(wanted: str) -> None:
+            before = len(states) if wanted in states else 0
+            while wanted not in states[before:]:
+                state_received.clear()
+                await state_received.wait()
 
         listening = asyncio.create_task(listen())
         process = await asyncio.create_subprocess_exec(
@@ -69,7 +69,7 @@ async def test_service_example_notifies_systemd_and_answers_probes(
             stdout=asyncio.subprocess.PIPE,
         )
         try:
-            await tells("READY=1")
+            await wait_for_state("READY=1")
             assert process.stdout is not None
             lines = [(await process.stdout.readline()).decode() for _ in "12"]
             pattern = r"service on (\w+), port (\d+)\nprobes on (.+), port (\d+)\n"
@@ -83,13 +83,13 @@ async def test_service_example_notifies_systemd_and_answers_probes(
             await busy.send(b"2")
             await busy.send(b"one, ")
             process.send_signal(signal.SIGTERM)
-            await tells("STOPPING=1")
+            await wait_for_state("STOPPING=1")
             with pytest.raises(aiordma.ConnectionClosedError, match="its server is shutting down"):
                 await idle.recv()
             assert await probe(health, "/ready") == "HTTP/1.1 503 RejectedError"
             assert await probe(health, "/live") == "HTTP/1.1 200 OK"
             if watchdog:
-                await tells("WATCHDOG=1")
+                await wait_for_state("WATCHDOG=1")
             await busy.send(b"two")
             assert [bytes(message) async for message in busy] == [b"one, two"]
             await idle.close()
@@ -100,5 +100,5 @@ async def test_service_example_notifies_systemd_and_answers_probes(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    assert [state for state in told if state != "WATCHDOG=1"] == ["READY=1", "STOPPING=1"]
-    assert ("WATCHDOG=1" in told) == bool(watchdog)
+    assert [state for state in states if state != "WATCHDOG=1"] == ["READY=1", "STOPPING=1"]
+    assert ("WATCHDOG=1" in states) == bool(watchdog)

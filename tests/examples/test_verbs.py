@@ -43,24 +43,24 @@ def start(device: str, name: str, *arguments: str) -> Iterator[subprocess.Popen[
             process.kill()  # still running only if the test has failed
 
 
-def test_every_verbs_program_has_an_output() -> None:
+def test_every_verbs_program_has_an_expected_output() -> None:
     assert sorted(OUTPUTS) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
-def test_verbs_programs_are_short() -> None:
+def test_verbs_programs_have_fewer_than_80_lines() -> None:
     for path in EXAMPLES.glob("*.py"):
         assert len(path.read_text().splitlines()) < 80, path
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_verbs_program_prints_its_output(name: str, device_name: str) -> None:
+def test_verbs_program_prints_the_expected_output(name: str, device_name: str) -> None:
     with start(device_name, name) as process:
         out, err = process.communicate()
     assert (out, err, process.returncode) == (OUTPUTS[name], "", 0)
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_verbs_programs_of_two_processes_print_their_output(
+def test_verbs_server_and_client_print_the_expected_output(
     name: str, device_name: str, host: str
 ) -> None:
     serve, connect, said = PAIRS[name]

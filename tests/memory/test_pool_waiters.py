@@ -59,7 +59,7 @@ class Waiting:
             (await task).release()
 
 
-async def test_lease_raises_quota_error_when_it_can_never_fit(pool: MemoryPool) -> None:
+async def test_lease_raises_quota_error_when_larger_than_the_limit(pool: MemoryPool) -> None:
     with pool.alloc(1), pytest.raises(QuotaError, match="pool_limit") as caught:
         await pool.lease(LIMIT + 1)
     assert (caught.value.amount, caught.value.limit) == (2 * LIMIT, LIMIT)
@@ -69,7 +69,7 @@ BRIEF = 64 << 10
 
 
 @asynccontextmanager
-async def internal_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
+async def internal_requests(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
     """Run `count` tasks that keep making internal requests. Yield the number granted to each."""
     served = [0] * count
     over = asyncio.Event()
@@ -89,9 +89,9 @@ async def internal_needs(pool: MemoryPool, count: int) -> AsyncIterator[list[int
         over.set()
 
 
-async def test_lease_gets_its_turn_among_internal_needs(pool: MemoryPool) -> None:
+async def test_lease_is_not_starved_by_internal_requests(pool: MemoryPool) -> None:
     """The internal requests are still served while the lease waits."""
-    async with internal_needs(pool, LIMIT // BRIEF * 3 // 4) as served:
+    async with internal_requests(pool, LIMIT // BRIEF * 3 // 4) as served:
         await yield_loop()
         assert min(served)
         wanted = asyncio.create_task(pool.lease(SLAB_SIZE))
@@ -109,7 +109,7 @@ async def test_lease_gets_its_turn_among_internal_needs(pool: MemoryPool) -> Non
     assert pool.statistics().leases == 0
 
 
-async def test_unused_slabs_make_room_for_waiting_tasks(pool: MemoryPool) -> None:
+async def test_unused_slabs_are_freed_for_a_waiting_large_request(pool: MemoryPool) -> None:
     """Slabs kept for the next small request must not block a large one forever.
 
     The same is true of a released buffer after its last view is gone.
@@ -126,7 +126,9 @@ async def test_unused_slabs_make_room_for_waiting_tasks(pool: MemoryPool) -> Non
     await waiting.release_all()
 
 
-async def test_closing_the_pool_ends_waiting_tasks(context: verbs.Context) -> None:
+async def test_closing_the_pool_raises_buffer_state_error_in_waiters(
+    context: verbs.Context,
+) -> None:
     pd = context.alloc_pd()
     pool = MemoryPool(pd, limit=LIMIT)
     held = pool.alloc(LIMIT)
@@ -140,7 +142,7 @@ async def test_closing_the_pool_ends_waiting_tasks(context: verbs.Context) -> No
     pd.close()
 
 
-async def test_registration_failure_is_raised_to_the_waiter_it_served(
+async def test_registration_failure_is_raised_only_in_the_first_waiter(
     pool: MemoryPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next waiter gets its own attempt."""
@@ -163,7 +165,7 @@ async def test_registration_failure_is_raised_to_the_waiter_it_served(
 # ---- one behind another -----------------------------------------------------------------------
 
 
-async def test_block_source_hands_out_one_block_at_a_time(pool: MemoryPool) -> None:
+async def test_block_source_requests_one_block_at_a_time(pool: MemoryPool) -> None:
     """A block that has become too small, or is no longer needed, goes back to the pool."""
     held = pool.alloc(LIMIT)
     wanted = [300, 5000]
@@ -218,7 +220,7 @@ async def test_block_source_hands_out_one_block_at_a_time(pool: MemoryPool) -> N
     assert pool.statistics().leases == 0
 
 
-async def test_block_source_waits_anew_in_another_pool(pool: MemoryPool) -> None:
+async def test_block_source_requests_memory_again_after_moving_pools(pool: MemoryPool) -> None:
     other = MemoryPool(pool.pd, limit=LIMIT)
     taken: list[Block | None] = []
     source = OrderedBlockSource(pool, lambda: taken.append(source.block(300)), internal=True)
@@ -249,7 +251,7 @@ STEP = st.one_of(
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEP, max_size=40))
-async def test_waiters_keep_their_order_and_lose_no_memory(
+async def test_random_waiters_and_cancellations_leak_no_memory(
     context: verbs.Context, steps: list[tuple[str, int]]
 ) -> None:
     """Run random sequences of requests, cancellations and releases."""

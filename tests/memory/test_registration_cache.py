@@ -48,7 +48,7 @@ def test_statistics_keep_their_previous_names() -> None:
     assert (statistics.found, statistics.made) == (3, 2)
 
 
-async def test_registration_is_found_again(pd: verbs.ProtectionDomain) -> None:
+async def test_registration_is_reused_for_the_same_memory(pd: verbs.ProtectionDomain) -> None:
     cache = small(pd)
     memory = memoryview(bytearray(SIZE))
     with find(cache, memory) as first:
@@ -79,7 +79,7 @@ async def test_registration_is_found_again(pd: verbs.ProtectionDomain) -> None:
     ],
     ids=["bytearray", "bytes", "array", "part", "cast", "numpy", "part of numpy"],
 )
-async def test_registrations_of_views_are_kept(
+async def test_registrations_of_memoryviews_are_cached(
     pd: verbs.ProtectionDomain, make: Callable[[], memoryview]
 ) -> None:
     cache, memory = small(pd), make()
@@ -111,7 +111,7 @@ class Elsewhere(bytearray):
         lambda: memoryview(bytearray((1 << 20) + 1)),  # more than the cache may hold
     ],
 )
-async def test_other_objects_are_not_kept(
+async def test_unsafe_buffers_are_not_cached(
     pd: verbs.ProtectionDomain, make: Callable[[], object]
 ) -> None:
     cache = small(pd)
@@ -120,7 +120,9 @@ async def test_other_objects_are_not_kept(
     assert small(pd, most=0).find(memoryview(bytearray(SIZE))) is None
 
 
-async def test_cache_lets_users_release_and_resize_their_memory(pd: verbs.ProtectionDomain) -> None:
+async def test_cached_memory_can_be_released_and_resized_when_unused(
+    pd: verbs.ProtectionDomain,
+) -> None:
     cache, memory = small(pd), bytearray(SIZE)
     view = memoryview(memory)
     found = find(cache, view)
@@ -145,9 +147,7 @@ async def test_cache_lets_users_release_and_resize_their_memory(pd: verbs.Protec
     del view
 
 
-async def test_new_view_at_the_same_address_gets_a_new_registration(
-    pd: verbs.ProtectionDomain,
-) -> None:
+async def test_view_at_a_reused_address_is_registered_again(pd: verbs.ProtectionDomain) -> None:
     """The new view may even have the id of the old one."""
     cache, count = small(pd), 0
     numbers: set[int] = set()
@@ -169,7 +169,7 @@ async def test_new_view_at_the_same_address_gets_a_new_registration(
     cache.close()
 
 
-async def test_registration_in_use_outlives_its_view(pd: verbs.ProtectionDomain) -> None:
+async def test_pinned_registration_outlives_its_view(pd: verbs.ProtectionDomain) -> None:
     cache, memory = small(pd), bytearray(SIZE)
     view = memoryview(memory)
     found = find(cache, view)
@@ -187,7 +187,7 @@ async def test_registration_in_use_outlives_its_view(pd: verbs.ProtectionDomain)
     memory.append(1)
 
 
-async def test_registration_ends_with_its_view_in_another_thread(
+async def test_registration_is_removed_when_another_thread_drops_its_view(
     pd: verbs.ProtectionDomain,
 ) -> None:
     cache = small(pd)
@@ -200,7 +200,9 @@ async def test_registration_ends_with_its_view_in_another_thread(
     assert registered(pd) == 0
 
 
-async def test_registration_ends_when_a_cycle_is_collected(pd: verbs.ProtectionDomain) -> None:
+async def test_registration_is_removed_when_a_reference_cycle_is_collected(
+    pd: verbs.ProtectionDomain,
+) -> None:
     cache = small(pd)
     cycle: list[object] = [memoryview(bytearray(SIZE))]
     cycle.append(cycle)
@@ -213,7 +215,7 @@ async def test_registration_ends_when_a_cycle_is_collected(pd: verbs.ProtectionD
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_view_released_after_the_loop_leaves_no_registration(
+def test_view_deleted_after_the_loop_closes_leaves_no_registration(
     pd: verbs.ProtectionDomain, loop: str
 ) -> None:
     async def main() -> memoryview:

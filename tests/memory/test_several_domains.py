@@ -47,7 +47,7 @@ def lkey(pool: MemoryPool, memory: LocalMemory) -> int:
     return ReadKeys(pool).local_key(memory.root.pinned)
 
 
-def test_blocks_of_a_slab_are_registered_once(pools: tuple[MemoryPool, MemoryPool]) -> None:
+def test_slab_is_registered_once_in_a_second_domain(pools: tuple[MemoryPool, MemoryPool]) -> None:
     home, other = pools
     with home.alloc(100) as one, home.alloc(100) as two:
         assert lkey(home, one) == one.lkey
@@ -58,7 +58,9 @@ def test_blocks_of_a_slab_are_registered_once(pools: tuple[MemoryPool, MemoryPoo
     assert other.statistics().regions == 0  # belongs to the home pool
 
 
-def test_second_registration_ends_with_the_memory(pools: tuple[MemoryPool, MemoryPool]) -> None:
+def test_second_registration_is_removed_when_the_memory_is_freed(
+    pools: tuple[MemoryPool, MemoryPool],
+) -> None:
     home, other = pools
     slab, large = home.alloc(100), home.alloc(2 * SLAB_SIZE)
     lkey(other, slab), lkey(other, large)
@@ -71,7 +73,7 @@ def test_second_registration_ends_with_the_memory(pools: tuple[MemoryPool, Memor
     assert registered(other.pd) == 0
 
 
-def test_second_domain_can_close_first_and_return(
+def test_closing_a_second_domain_leaves_the_first_registration(
     pools: tuple[MemoryPool, MemoryPool], context: verbs.Context
 ) -> None:
     home, _ = pools
@@ -85,7 +87,7 @@ def test_second_domain_can_close_first_and_return(
             assert not buffer._block.region.closed
 
 
-def test_second_registration_ends_with_the_first_domain(
+def test_second_registration_is_removed_when_the_first_domain_closes(
     context: verbs.Context, other: verbs.ProtectionDomain
 ) -> None:
     with context.alloc_pd() as pd:
@@ -95,7 +97,7 @@ def test_second_registration_ends_with_the_first_domain(
     assert registered(other) == 0
 
 
-async def test_second_registration_has_the_same_rights_and_pins(
+async def test_second_registration_has_the_same_access_and_lifetime(
     pools: tuple[MemoryPool, MemoryPool],
 ) -> None:
     """This is true of a region of its own as well as of a cached registration."""
@@ -119,7 +121,9 @@ async def test_second_registration_has_the_same_rights_and_pins(
     assert registered(other.pd) == 0
 
 
-def test_unmapped_memory_has_no_local_key(pools: tuple[MemoryPool, MemoryPool]) -> None:
+def test_local_key_is_zero_for_unmapped_memory_in_another_domain(
+    pools: tuple[MemoryPool, MemoryPool],
+) -> None:
     home, other = pools
     memory = Registration(home.pd.reg_mr(bytearray(SIZE)), mapped=False)
     assert ReadKeys(other).local_key(memory) == 0
@@ -140,7 +144,9 @@ def test_failed_second_registration_is_retried(
         assert registered(other.pd) == 1
 
 
-def test_forked_child_has_no_second_registration(pools: tuple[MemoryPool, MemoryPool]) -> None:
+def test_second_registration_is_closed_only_in_a_forked_child(
+    pools: tuple[MemoryPool, MemoryPool],
+) -> None:
     home, other = pools
     with home.alloc(100) as buffer:
         copy = in_domain(buffer._block.region, other.pd)

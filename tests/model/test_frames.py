@@ -40,7 +40,7 @@ def test_frame_header_layout_is_stable() -> None:
     assert packed(FrameKind.WRITTEN, 1, 0, 5).hex() == "8801000005000000"
 
 
-def test_keys_layout_is_stable() -> None:
+def test_keys_frame_layout_is_stable() -> None:
     content = pack_keys(1, 2, 3, [(0x11223344, 1), (5, 0)])
     assert content.hex(" ", 8) == (
         "0100000002000000 0300000002000000 4433221101000000 0500000000000000"
@@ -114,6 +114,6 @@ def test_bundle_layout_is_stable() -> None:
         ("0000000000000000" * (MAX_BUNDLE + 1), f"more than {MAX_BUNDLE} messages"),
     ],
 )
-def test_unpacked_bundle_rejects_malformed_bundles(content: str, text: str) -> None:
+def test_unpacking_a_malformed_bundle_raises_protocol_error(content: str, text: str) -> None:
     with pytest.raises(ProtocolError, match=f"the peer sent a bundle .*{text}"):
         unpacked_bundle(bytes.fromhex(content))

@@ -13,14 +13,14 @@ from aiordma._native.calls import checked
 from aiordma.errors import UnsupportedError, VerbsError
 
 
-def test_missing_call_raises_unsupported_error() -> None:
+def test_call_missing_in_an_older_library_raises_unsupported_error() -> None:
     older = ffi.new("struct aiordma_calls *", embedded().table[0])
     older.ibv_get_device_list = ffi.NULL
     with pytest.raises(UnsupportedError, match="ibv_get_device_list: the installed library is too"):
         Calls(older).ibv_get_device_list(ffi.NULL)
 
 
-def test_conventions_match_the_c_result_types() -> None:
+def test_calling_conventions_match_the_c_return_types() -> None:
     kinds = {
         Convention.POINTER: {"pointer"},
         Convention.COUNT: {"primitive"},
@@ -67,7 +67,7 @@ def _call(convention: Convention, result: object, code: int = 0) -> Any:
         (Convention.EVENT, -1, errno.EIO, errno.EIO),
     ],
 )
-def test_failed_call_raises_its_errno(
+def test_failed_call_raises_verbs_error_with_its_errno(
     convention: Convention, result: object, code: int, expected: int
 ) -> None:
     ffi.errno = errno.EPERM  # a stale errno must not be reported
@@ -85,7 +85,7 @@ def test_denied_system_call_is_not_reported_as_unsupported_by_the_device() -> No
     assert str(error) == "[Errno 38] timerfd_create: Function not implemented"
 
 
-def test_too_many_files_error_names_the_limit() -> None:
+def test_too_many_open_files_error_includes_the_limits() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with pytest.raises(VerbsError, match=rf"is {soft} \(hard limit: {hard}\).*ulimit -n"):
         _call(Convention.MINUS_ONE, -1, errno.EMFILE)
@@ -102,7 +102,7 @@ def test_too_many_files_error_names_the_limit() -> None:
         (Convention.PLAIN, -1, -1),
     ],
 )
-def test_successful_call_returns_its_result(
+def test_successful_call_converts_its_result(
     convention: Convention, result: object, expected: object
 ) -> None:
     assert _call(convention, result) == expected

@@ -36,7 +36,7 @@ def outcomes(links: str) -> dict[str, str]:
 
 @pytest.mark.xdist_group("denied_calls")
 @pytest.mark.parametrize(("links", "call", "error"), CASES)
-def test_denied_call_is_named_unless_it_has_a_substitute(
+def test_denied_system_call_is_reported_unless_it_has_a_fallback(
     links: str, call: Call, error: int
 ) -> None:
     found = outcomes(links)[f"{call.name} {errno.errorcode[error]}"]

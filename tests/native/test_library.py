@@ -24,7 +24,7 @@ def test_embedded_library_is_a_singleton() -> None:
     assert repr(embedded()) == "<Library embedded>"
 
 
-def test_missing_calls_of_an_older_library_are_named() -> None:
+def test_missing_calls_lists_functions_absent_from_an_older_library() -> None:
     table = UNTYPED.new(
         "struct aiordma_calls *", UNTYPED.cast("struct aiordma_calls *", embedded().table)[0]
     )
@@ -33,7 +33,7 @@ def test_missing_calls_of_an_older_library_are_named() -> None:
     assert Library("older", table).missing_calls() == ("ibv_set_ece", "rdma_get_remote_ece")
 
 
-def test_event_channel_is_refused_in_a_child_that_inherits_the_library(
+def test_event_channel_is_unsupported_in_a_child_with_inherited_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is refused only if the library keeps the parent's state and the parent has used it."""
@@ -56,7 +56,7 @@ def test_event_channel_is_refused_in_a_child_that_inherits_the_library(
         cm.EventChannel(library).close()
 
 
-def test_library_not_found_error_names_library_and_symbol() -> None:
+def test_library_not_found_error_identifies_the_library_and_symbol() -> None:
     text = "library libibverbs.so.1 cannot be loaded (no such file); install libibverbs1"
     for error, symbol, told in (
         (_not_found(2, text), None, "no such file"),
@@ -87,7 +87,7 @@ assert "libibverbs" not in text and "librdmacm" not in text
 
 
 @pytest.mark.parametrize("flags", [[], ["-X", "dev"]])
-def test_import_has_no_effects(flags: list[str]) -> None:
+def test_import_has_no_side_effects(flags: list[str]) -> None:
     subprocess.run([sys.executable, *flags, "-c", _IMPORT], check=True, timeout=300)
 
 
@@ -125,7 +125,7 @@ for what in device.open, lambda: cm.EventChannel(device.library):
         ("EMBEDDED_PATH_TIMEOUT", "0", "Invalid argument", "expected a number of seconds from 1 "),
     ],
 )
-def test_invalid_variable_is_named_in_the_error(
+def test_error_identifies_the_invalid_environment_variable(
     variable: str, value: str, cause: str, remedy: str
 ) -> None:
     """Programs in C get the message on standard error."""

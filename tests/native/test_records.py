@@ -38,7 +38,7 @@ def places(name: str) -> list[tuple[str, Any]]:
     return list(first.values())
 
 
-def test_work_request_fields_share_the_expected_places() -> None:
+def test_work_request_fields_share_the_expected_offsets() -> None:
     """`_shared_places` in work_request.py depends on this layout."""
     by_offset: dict[int, list[str]] = {}
     for field, info in ffi.typeof("struct aiordma_send").fields:
@@ -58,7 +58,9 @@ def test_work_request_fields_share_the_expected_places() -> None:
 
 
 @pytest.mark.parametrize(("layout", "name", "fields"), LAYOUTS)
-def test_packed_layouts_match_the_compiler(layout: struct.Struct, name: str, fields: str) -> None:
+def test_struct_formats_match_the_compiled_layouts(
+    layout: struct.Struct, name: str, fields: str
+) -> None:
     members = places(name)
     assert [field for field, _ in members] == fields.split()
     assert layout.size == ffi.sizeof(name)
@@ -76,7 +78,7 @@ def test_packed_layouts_match_the_compiler(layout: struct.Struct, name: str, fie
         assert sum(values) == index + 1, field
 
 
-def test_records_keep_their_values_when_the_array_is_reused() -> None:
+def test_completion_records_are_unaffected_by_reuse_of_the_array() -> None:
     room = CompletionArray(2)
     view = ffi.buffer(room.pointer)
     view[0 : COMPLETION.size] = COMPLETION.pack(1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -93,7 +95,7 @@ class Port(NamedTuple):
     flags: int
 
 
-def test_copy_of_converts_fields_by_name_and_type() -> None:
+def test_c_struct_fields_are_copied_by_name_and_converted() -> None:
     """The order of fields may differ. Fields given as arguments are not copied."""
     attr = ffi.new("struct ibv_port_attr *", {"flags": 7, "state": 4, "lid": 9})
     copy = copy_of(attr, Port, number=1)

@@ -59,7 +59,7 @@ TABLE = rows()
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.rule[:40])
-def test_semantics_row_names_existing_files_clauses_and_tests(row: Row) -> None:
+def test_semantics_row_refers_to_existing_clauses_and_tests(row: Row) -> None:
     text = "".join(path.read_text() for name in row.files for path in DEVICE.rglob(name))
     cited = clauses_of(text) | set(MANUAL_PAGE.findall(text))
     for clause in row.clauses:
@@ -83,5 +83,5 @@ def test_every_cited_clause_is_in_the_table() -> None:
     assert not missing
 
 
-def test_semantics_rules_are_unique() -> None:
+def test_semantics_table_has_no_duplicate_rules() -> None:
     assert len({row.rule for row in TABLE}) == len(TABLE)

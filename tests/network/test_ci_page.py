@@ -13,7 +13,7 @@ from .namespaces import PREFIX, ip
 PAGE = Path(__file__).parents[2] / "softdev/docs" / "ci-without-hardware.md"
 
 
-def test_two_hosts_commands_work_as_shown(tmp_path: Path) -> None:
+def test_documented_two_host_commands_run_rping_successfully(tmp_path: Path) -> None:
     """The test renames the namespaces, so that parallel runs do not collide."""
     installed("rping")
     _, block = blocks(PAGE, "Several processes, two hosts")

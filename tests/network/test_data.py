@@ -20,7 +20,7 @@ def mtus(request: pytest.FixtureRequest, wire: Network) -> tuple[int, int]:
     return value
 
 
-def test_connections_transfer_every_size(
+def test_connections_transfer_messages_of_various_sizes(
     agents: Agents, wire: Network, family: str, via: str
 ) -> None:
     connect(agents, address_of(wire.right, family), via)
@@ -31,7 +31,7 @@ def test_connections_transfer_every_size(
     left.call("one_sided", rounds=5, size=1_000_003)
 
 
-def test_queue_pairs_transfer_every_size(
+def test_queue_pairs_transfer_messages_of_various_sizes(
     agents: Agents, mtus: tuple[int, int], family: str
 ) -> None:
     """Test reliable and unreliable connections, and datagrams.
@@ -52,7 +52,7 @@ def test_queue_pairs_transfer_every_size(
         exchange(agents, 20, size)
 
 
-def test_connection_survives_a_smaller_mtu(
+def test_connection_keeps_working_after_the_mtu_shrinks(
     agents: Agents, wire: Network, family: str, via: str
 ) -> None:
     """Frames in flight are segmented again when the MTU shrinks."""
@@ -66,7 +66,7 @@ def test_connection_survives_a_smaller_mtu(
     left.call("echo", count=4, size=1 << 20)
 
 
-def test_connections_share_networks_and_addresses(
+def test_connections_use_several_addresses_of_an_interface_concurrently(
     agents: Agents, wire: Network, start: Start, via: str
 ) -> None:
     """Connections use IPv4, IPv6 and several addresses of one interface at the same time."""
@@ -97,7 +97,9 @@ def test_connection_uses_the_requested_source_address(
     left.call("echo", count=10, size=10_000)
 
 
-def test_link_local_addresses_carry_connections(agents: Agents, wire: Network, via: str) -> None:
+def test_connections_work_over_link_local_addresses(
+    agents: Agents, wire: Network, via: str
+) -> None:
     """Link-local addresses need the name of the interface."""
     left, right = agents
     host = f"{wire.right.link_local}%{CABLE}"
@@ -109,7 +111,7 @@ def test_link_local_addresses_carry_connections(agents: Agents, wire: Network, v
     left.call("one_sided", rounds=2, size=100_000)
 
 
-def test_link_local_addresses_carry_queue_pairs(agents: Agents) -> None:
+def test_queue_pairs_exchange_data_over_link_local_addresses(agents: Agents) -> None:
     """A GID has no interface, so the interface of the local GID entry is used."""
     for kind in ("RC", "UC", "UD"):
         pair(agents, kind, "link-local")

@@ -42,7 +42,7 @@ def rails(
     return made
 
 
-def test_device_has_only_the_addresses_of_its_cable(wire: Network, start: Start) -> None:
+def test_device_lists_only_the_addresses_of_its_interface(wire: Network, start: Start) -> None:
     """The addresses of a cable include those with a label.
 
     An address that both cables have belongs to the first device. Without its interface, a device
@@ -67,7 +67,7 @@ def test_device_has_only_the_addresses_of_its_cable(wire: Network, start: Start)
 
 
 @pytest.mark.parametrize("links", ["shared", "tcp"])
-def test_processes_of_one_host_use_the_configured_link(
+def test_processes_on_the_same_host_use_the_configured_link(
     monkeypatch: pytest.MonkeyPatch, wire: Network, start: Start, links: str
 ) -> None:
     """One of the processes has a single device for all addresses."""
@@ -81,7 +81,7 @@ def test_processes_of_one_host_use_the_configured_link(
     assert several.call("wire") == {"shared": "shared memory", "tcp": "tcp"}[links]
 
 
-def test_multicast_groups_are_joined_at_each_cable(wire: Network, start: Start) -> None:
+def test_multicast_group_is_joined_on_every_interface(wire: Network, start: Start) -> None:
     agent = start(wire.left)
     agent.call("make", kind="UD", ip=wire.left.ipv4)
     agent.call("join", group="239.1.2.3")
@@ -101,7 +101,7 @@ def carry(agents: Agents, via: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("via", ["cm", "tcp", "queue pairs"])
-def test_data_uses_the_cable_of_its_address(rails: list[Agents], via: str, family: str) -> None:
+def test_data_uses_the_interface_of_its_address(rails: list[Agents], via: str, family: str) -> None:
     for number in (1, 0):
         before = [agents[0].namespace.carried for agents in rails]
         carry(rails[number], via, family)
@@ -111,7 +111,9 @@ def test_data_uses_the_cable_of_its_address(rails: list[Agents], via: str, famil
         assert more[1 - number] < LITTLE
 
 
-def test_connection_has_a_rail_on_each_cable(rails: list[Agents], via: str, family: str) -> None:
+def test_connection_has_a_rail_on_each_interface(
+    rails: list[Agents], via: str, family: str
+) -> None:
     for number in (1, 0):
         left, right = rails[number]
         connect(
@@ -137,7 +139,9 @@ def port_becomes(agent: AgentProcess, event: str, state: str) -> None:
     assert agent.call("port") == state
 
 
-def test_cut_affects_one_device_only(rails: list[Agents], wire: Network, family: str) -> None:
+def test_link_failure_affects_only_one_device(
+    rails: list[Agents], wire: Network, family: str
+) -> None:
     """Requests of the cut device wait until its port is up again."""
     for agents in rails:
         pair(agents, "RC", family)
@@ -160,7 +164,9 @@ def test_cut_affects_one_device_only(rails: list[Agents], wire: Network, family:
         assert sent.result() == right.call("receive", count=1, size=1000) == ["SUCCESS"]
 
 
-def test_connections_break_with_their_cable(rails: list[Agents], wire: Network, via: str) -> None:
+def test_link_failure_breaks_only_connections_on_that_link(
+    rails: list[Agents], wire: Network, via: str
+) -> None:
     for agents in rails:
         connect(agents, agents[1].namespace.ipv4, via)
         agents[0].call("echo", count=1, size=1)

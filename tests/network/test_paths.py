@@ -43,7 +43,7 @@ def stays_open(order: Order, seconds: float) -> None:
 # ---- for a while ---------------------------------------------------------------------------------
 
 
-def test_connection_survives_link_down_and_up(
+def test_idle_connection_survives_a_temporary_link_failure(
     agents: Agents, cut: Namespace, way: tuple[str, str]
 ) -> None:
     """The link goes down while the connection is idle. Later messages wait until it is up."""
@@ -59,7 +59,7 @@ def test_connection_survives_link_down_and_up(
     left.call("one_sided", rounds=3, size=100_000)
 
 
-def test_frames_in_flight_survive_link_down_and_up(
+def test_frames_in_flight_survive_a_temporary_link_failure(
     agents: Agents, cut: Namespace, family: str
 ) -> None:
     """Frames of RC and UC queue pairs are in flight in both directions."""
@@ -103,7 +103,9 @@ def test_connection_survives_temporary_loss_of_its_address(
     echo.result()
 
 
-def test_stopped_process_is_not_a_lost_path(impatient: Agents, wire: Network, via: str) -> None:
+def test_stopped_peer_process_does_not_break_the_connection(
+    impatient: Agents, wire: Network, via: str
+) -> None:
     """The peer's kernel still answers probes, so operations wait beyond the path timeout."""
     left, right = impatient
     connect(impatient, wire.right.ipv4, via)
@@ -132,7 +134,7 @@ def lost(order: Order, since: float) -> list[str]:
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_lost_path_is_noticed_on_both_sides(
+def test_both_sides_detect_a_lost_path(
     impatient: Agents, cut: Namespace, way: tuple[str, str], busy: bool
 ) -> None:
     """The requester and the responder detect the loss independently."""
@@ -171,7 +173,7 @@ def test_request_on_a_lost_path_fails_with_retry_exceeded(
     assert right.call("state") == "RTS"
 
 
-def test_longer_ack_timeout_outlasts_the_path_timeout(impatient: Agents, wire: Network) -> None:
+def test_ack_timeout_can_extend_the_path_timeout(impatient: Agents, wire: Network) -> None:
     """A queue pair's timeout and retry count can extend the path timeout (IBTA 9.7.6.1.3)."""
     left, right = impatient
     pair(impatient, "RC", "IPv4", ack_timeout=8.0)  # eight attempts of 2^21 * 4.096 us
@@ -185,7 +187,7 @@ def test_longer_ack_timeout_outlasts_the_path_timeout(impatient: Agents, wire: N
     assert right.call("receive", count=1, size=100) == ["SUCCESS"]
 
 
-def test_removed_address_breaks_only_its_connections(
+def test_removing_an_address_breaks_only_connections_using_it(
     impatient: Agents, wire: Network, via: str
 ) -> None:
     """The address cannot be used for new connections."""
@@ -247,7 +249,7 @@ LOOPBACKS = ["127.0.0.1", "::1", "127.9.9.1"]
 
 @pytest.mark.parametrize("own", LOOPBACKS)
 @pytest.mark.parametrize("links", ["tcp", "roce"])
-def test_loopback_gid_is_refused_as_the_source_to_another_host(
+def test_loopback_gid_cannot_be_the_source_for_a_remote_peer(
     wire: Network, start: Start, monkeypatch: pytest.MonkeyPatch, links: str, own: str
 ) -> None:
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", links)
@@ -266,7 +268,7 @@ def test_loopback_gid_is_refused_as_the_source_to_another_host(
         assert part in error
 
 
-def test_connecting_over_a_cut_link_names_the_host(
+def test_connect_error_includes_the_host_when_a_link_is_down(
     agents: Agents, cut: Namespace, way: tuple[str, str]
 ) -> None:
     """The error arrives within the time limit of the call.

@@ -20,7 +20,7 @@ def roce(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("cable", [1280, 1500, 4500], ids="cable of {}".format)
-def test_roce_queue_pairs_fit_packets_to_the_cable(
+def test_roce_queue_pairs_limit_packets_to_the_interface_mtu(
     agents: Agents, wire: Network, cable: int
 ) -> None:
     """The device reports an MTU whose packets fit the cable, because longer ones would be lost."""
@@ -43,7 +43,7 @@ def test_roce_queue_pairs_fit_packets_to_the_cable(
 
 
 @pytest.mark.parametrize("kind", ["IPv6", "link-local"])
-def test_roce_works_over_ipv6_and_link_local_addresses(agents: Agents, kind: str) -> None:
+def test_roce_queue_pairs_exchange_data_over_ipv6(agents: Agents, kind: str) -> None:
     there = pair(agents, "RC", kind)
     for size in (1, 65_537):
         exchange(agents, 20, size)
@@ -63,7 +63,9 @@ def test_roce_ignores_the_path_mtu_of_routes(agents: Agents, wire: Network, kind
     exchange(agents, 20, 65_537)
 
 
-def test_connections_work_over_roce(agents: Agents, wire: Network, family: str, via: str) -> None:
+def test_connections_exchange_messages_over_roce(
+    agents: Agents, wire: Network, family: str, via: str
+) -> None:
     """The connection manager's packets are RoCE packets, too."""
     connect(agents, address_of(wire.right, family), via)
     left, _ = agents
@@ -72,7 +74,9 @@ def test_connections_work_over_roce(agents: Agents, wire: Network, family: str, 
     left.call("one_sided", rounds=3, size=1_000_003)
 
 
-def test_datagrams_reach_a_new_address_with_a_new_mtu(agents: Agents, wire: Network) -> None:
+def test_datagrams_use_a_new_address_and_mtu_while_device_is_open(
+    agents: Agents, wire: Network
+) -> None:
     """A host may add an address and change its MTU while the device is open."""
     wire.left.link("mtu", "4500")
     pair(agents, "UD", "IPv4")
@@ -103,7 +107,9 @@ def test_datagrams_reach_a_new_address_with_a_new_mtu(agents: Agents, wire: Netw
         ("fi_pingpong -p verbs;ofi_rxm -e rdm -S 64 -I 10", "{host}", 47592),
     ],
 )
-def test_programs_work_over_roce(wire: Network, server: str, client: str, port: int) -> None:
+def test_rdma_programs_exchange_data_over_roce(
+    wire: Network, server: str, client: str, port: int
+) -> None:
     """These programs send datagrams or connect through librdmacm."""
     waits, asks = (f"{server} {last}".format(host=wire.right.ipv4) for last in ("", client))
     waits += " -s" * waits.startswith("rping")
@@ -119,7 +125,7 @@ def test_programs_work_over_roce(wire: Network, server: str, client: str, port: 
         ended.expect()
 
 
-def test_request_to_a_gone_peer_fails_with_retry_exceeded(impatient: Agents) -> None:
+def test_request_to_an_exited_peer_fails_with_retry_exceeded(impatient: Agents) -> None:
     """The end of a peer is not announced, so the request fails after its retries as on a card."""
     left, right = impatient
     pair(impatient, "RC", "IPv4", ack_timeout=0.02)
@@ -127,7 +133,9 @@ def test_request_to_a_gone_peer_fails_with_retry_exceeded(impatient: Agents) -> 
     assert left.call("send", count=1, size=10) == ["RETRY_EXC_ERR"]
 
 
-def test_processes_share_a_roce_address(wire: Network, start: Start, family: str) -> None:
+def test_several_processes_can_share_a_roce_address(
+    wire: Network, start: Start, family: str
+) -> None:
     """One process receives for the others. When it ends, another one takes over."""
     couples = [(start(wire.left), start(wire.right)) for _ in range(3)]
     for agents in couples:
@@ -139,7 +147,7 @@ def test_processes_share_a_roce_address(wire: Network, start: Start, family: str
             agent.end()
 
 
-def test_roce_port_in_use_is_reported(agents: Agents, wire: Network) -> None:
+def test_bring_up_fails_when_the_roce_port_is_in_use(agents: Agents, wire: Network) -> None:
     """The kernel's rdma_rxe, for example, or another process may hold the port."""
     script = (
         "import socket, sys; taken = socket.socket(type=socket.SOCK_DGRAM);"

@@ -11,7 +11,7 @@ from aiordma.perf.contents import PART, contents, difference
 from aiordma.perf.machine import garbage_collection_disabled
 
 
-def test_contents_follow_from_the_seed() -> None:
+def test_contents_are_determined_by_the_seed() -> None:
     assert contents(7, 100) == contents(7, 100) != contents(8, 100)
     assert contents(7, 0) == b""
     assert contents(7, PART + 3) == Random(7).randbytes(PART + 3)
@@ -27,12 +27,12 @@ def test_contents_follow_from_the_seed() -> None:
         (b"xyz", "byte 0 is 0x78 instead of 0x61"),
     ],
 )
-def test_difference_names_the_first_different_byte(got: bytes, text: str) -> None:
+def test_difference_reports_the_first_mismatched_byte(got: bytes, text: str) -> None:
     assert difference(got, b"abc") == text
     assert difference(memoryview(got), b"abc") == text
 
 
-def test_quiet_restores_the_garbage_collector() -> None:
+def test_nested_gc_disabling_restores_the_garbage_collector() -> None:
     assert gc.isenabled()
     with garbage_collection_disabled():
         with garbage_collection_disabled():

@@ -102,7 +102,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 @pytest.mark.needs("dma-buf")
 @pytest.mark.parametrize("metric", ["lat", "rate"])
 @pytest.mark.parametrize("operation", ["write", "read"])
-async def test_gpu_memory_is_written_from_and_read_into(
+async def test_one_sided_operations_use_gpu_memory(
     device_name: str, host: str, driver: Driver, operation: str, metric: str
 ) -> None:
     asked = replace(settings(operation, metric), gpu=True, connections=2)
@@ -133,7 +133,7 @@ async def test_failing_gpu_call_raises_gpu_error(
     assert driver.retained == (call == "cuCtxSetCurrent")
 
 
-def test_perf_gpu_is_refused_without_a_driver(
+def test_perf_gpu_fails_without_the_cuda_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gpu, "LIBRARY", str(tmp_path / "libcuda.so.1"))

@@ -47,7 +47,7 @@ async def measured(
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_every_operation_and_metric_is_measured(
+async def test_each_operation_and_metric_can_be_measured(
     device_name: str, host: str, operation: str, metric: str
 ) -> None:
     asked = settings(operation, metric)
@@ -94,7 +94,9 @@ async def test_every_operation_and_metric_is_measured(
     ids=lambda asked: f"{asked.operation}-{asked.metric}",
 )
 @one_loop
-async def test_further_settings_are_measured(device_name: str, host: str, asked: Settings) -> None:
+async def test_measurements_succeed_with_non_default_settings(
+    device_name: str, host: str, asked: Settings
+) -> None:
     results = await measured(device_name, host, asked)
     assert [result is not None and result.size for result in results] == list(asked.sizes)
     for result in results:
@@ -123,7 +125,9 @@ def queue_pairs() -> Iterator[Settings]:
     "asked", list(queue_pairs()), ids=lambda asked: f"{asked.qp}-{asked.operation}-{asked.metric}"
 )
 @one_loop
-async def test_plain_queue_pairs_are_measured(device_name: str, host: str, asked: Settings) -> None:
+async def test_measurements_succeed_on_plain_queue_pairs(
+    device_name: str, host: str, asked: Settings
+) -> None:
     (result,) = await measured(device_name, host, asked)
     assert result is not None
     assert result.mismatch == ""
@@ -138,7 +142,7 @@ async def test_plain_queue_pairs_are_measured(device_name: str, host: str, asked
 
 @pytest.mark.parametrize("moderation", [1, 4, 64])
 @one_loop
-async def test_moderation_reduces_completions(
+async def test_moderation_reduces_the_number_of_completions(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch, moderation: int
 ) -> None:
     made = []
@@ -215,7 +219,7 @@ async def test_lost_response_raises_timeout_error(
     ],
 )
 @one_loop
-async def test_settings_beyond_the_limits_are_refused(
+async def test_server_refuses_settings_that_exceed_its_limits(
     device_name: str, host: str, asked: Settings, limits: Limits, text: str
 ) -> None:
     with pytest.raises(RefusedError, match=text):
@@ -240,7 +244,7 @@ async def test_second_client_waits_for_the_first(device_name: str, host: str) ->
 
 
 @one_loop
-async def test_stopping_keeps_what_was_measured(device_name: str, host: str) -> None:
+async def test_stopped_measurement_returns_partial_results(device_name: str, host: str) -> None:
     asked = replace(settings("send", "lat"), iterations=MAX_ITERATIONS)
     async with (
         await PerfServer.start(host, 0, device=device_name) as server,
@@ -258,7 +262,7 @@ async def test_stopping_keeps_what_was_measured(device_name: str, host: str) -> 
 @one_loop
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("operation", ["write", "read", "atomic"])
-async def test_ended_connection_raises_one_error(
+async def test_aborted_connection_raises_a_single_connection_error(
     device_name: str, host: str, operation: str, batch: int
 ) -> None:
     """The pending operations do not raise an error each."""

@@ -79,22 +79,22 @@ def test_contradictory_settings_are_rejected(changes: dict[str, Any], text: str)
         Settings(**{**BASE, **changes})
 
 
-def test_longest_duration_ends_before_the_server_gives_up() -> None:
+def test_maximum_duration_is_shorter_than_the_server_timeout() -> None:
     assert Settings(**BASE, duration=MAX_DURATION).duration < Limits().silence
 
 
-def test_every_size_matches_perftest() -> None:
+def test_every_size_covers_the_same_sizes_as_perftest() -> None:
     assert (EVERY_SIZE[0], EVERY_SIZE[-1], len(EVERY_SIZE)) == (2, 1 << 23, 23)
 
 
-def test_warm_up_is_shorter_for_long_operations() -> None:
+def test_warm_up_has_fewer_iterations_for_large_sizes() -> None:
     settings = Settings(operation="send", metric="lat", sizes=(0,))
     assert [settings.warm_up_for(size) for size in (0, 64, 1 << 20, 1 << 30)] == [200, 200, 32, 2]
     asked = Settings(operation="send", metric="lat", sizes=(0,), warm_up=7)
     assert asked.warm_up_for(1 << 30) == 7
 
 
-def test_iterations_are_shared_by_the_connections() -> None:
+def test_iterations_are_divided_among_the_connections() -> None:
     settings = Settings(operation="send", metric="lat", sizes=(1,), iterations=10, connections=3)
     assert settings.share() == 4
     assert Settings(operation="send", metric="lat", sizes=(1,)).share() is None

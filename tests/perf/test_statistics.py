@@ -32,24 +32,24 @@ def test_quantiles_match_numpy(samples: list[float]) -> None:
 
 
 @given(st.integers(1, 10**9), st.integers(0, 1000))
-def test_rank_is_the_nearest_rank(count: int, permille: int) -> None:
+def test_rank_satisfies_the_nearest_rank_definition(count: int, permille: int) -> None:
     index = rank(count, permille)
     assert 0 <= index < count
     assert (index + 1) * 1000 >= permille * count
     assert index == 0 or index * 1000 < permille * count
 
 
-def test_rank_is_exact_where_floating_point_would_round() -> None:
+def test_rank_has_no_floating_point_rounding_error() -> None:
     assert [rank(1000, permille) for permille in (500, 990, 999, 1000)] == [499, 989, 998, 999]
     assert rank(10_000, 999) == 9989
 
 
-def test_summary_of_no_samples_raises_value_error() -> None:
+def test_summary_raises_value_error_without_samples() -> None:
     with pytest.raises(ValueError, match="no samples to summarise"):
         Summary.of([])
 
 
-def test_scaled_summary_converts_every_figure() -> None:
+def test_scaled_summary_multiplies_all_times_by_the_factor() -> None:
     summary = Summary.of([1.0, 2.0, 4.0])
     micro = summary.scaled(1e6)
     assert (micro.count, micro.min, micro.median, micro.max) == (3, 1e6, 2e6, 4e6)
@@ -64,7 +64,7 @@ def test_throughput_converts_units() -> None:
 
 
 @given(SAMPLES)
-def test_tail_goes_from_all_samples_to_one(samples: list[float]) -> None:
+def test_tail_starts_at_the_minimum_and_ends_at_the_maximum(samples: list[float]) -> None:
     points = tail(samples)
     assert points[0] == (min(samples), 1.0)
     assert points[-1] == (max(samples), 1 / len(samples))
@@ -78,7 +78,7 @@ def test_tail_goes_from_all_samples_to_one(samples: list[float]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 1000))), st.integers(1, 8))
 @example([(4, 10), (1, 0), (4, 30)], 3)  # a sample that is too near
 @example([(2, 10)], 1)  # the end is far behind the last sample
-def test_slices_add_up_to_the_whole(steps: list[tuple[int, int]], rest: int) -> None:
+def test_throughput_slices_add_up_to_the_total(steps: list[tuple[int, int]], rest: int) -> None:
     """The throughput of the whole is therefore between the minimum and the peak."""
     marks, second, done = [], 0, 0
     for seconds, operations in steps:

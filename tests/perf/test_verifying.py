@@ -39,7 +39,7 @@ WRONG = [
 
 @one_loop
 @pytest.mark.parametrize(("operation", "qp", "metric", "serving"), WRONG)
-async def test_different_byte_is_reported(
+async def test_corrupted_byte_is_reported_as_a_mismatch(
     device_name: str,
     host: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -62,7 +62,7 @@ async def test_different_byte_is_reported(
 
 @one_loop
 @pytest.mark.parametrize(("operation", "metric"), [("send", "bw"), ("stream", "bw")])
-async def test_difference_in_the_middle_is_found_with_verify_all(
+async def test_verify_all_detects_a_mismatch_in_a_middle_operation(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch, operation: str, metric: str
 ) -> None:
     count = 0
@@ -82,7 +82,7 @@ async def test_difference_in_the_middle_is_found_with_verify_all(
 
 
 @one_loop
-async def test_wrong_sum_of_atomics_is_reported(
+async def test_incorrect_atomic_sum_is_reported_as_a_mismatch(
     device_name: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -146,7 +146,7 @@ async def opened(
         (True, wire.pack(replace(BEGIN, size=0)), "which only send supports"),
     ],
 )
-async def test_server_continues_after_an_invalid_client(
+async def test_server_accepts_clients_after_a_protocol_violation(
     device_name: str,
     host: str,
     caplog: pytest.LogCaptureFixture,
@@ -173,7 +173,7 @@ async def test_server_continues_after_an_invalid_client(
 
 
 @one_loop
-async def test_other_protocol_version_is_refused(device_name: str, host: str) -> None:
+async def test_server_refuses_a_different_protocol_version(device_name: str, host: str) -> None:
     async with (
         await PerfServer.start(host, 0, device=device_name, limits=Limits()) as server,
         await aiordma.connect(host, server.listening.port, device=device_name) as control,
@@ -188,7 +188,9 @@ async def test_other_protocol_version_is_refused(device_name: str, host: str) ->
 
 
 @one_loop
-async def test_vanished_client_makes_room_for_the_next(device_name: str, host: str) -> None:
+async def test_server_accepts_a_new_client_after_an_aborted_one(
+    device_name: str, host: str
+) -> None:
     async with await PerfServer.start(host, 0, device=device_name) as server:
         async with await aiordma.connect(
             host, server.listening.port, device=device_name

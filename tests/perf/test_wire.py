@@ -55,7 +55,7 @@ ANYTHING = st.recursive(
 )
 
 
-def test_every_message_kind_is_tested() -> None:
+def test_round_trip_test_covers_every_message_type() -> None:
     assert set(wire.KINDS.values()) == set(MESSAGES)
 
 
@@ -65,7 +65,7 @@ def test_messages_round_trip(message: wire.Wire) -> None:
 
 
 @given(st.data())
-def test_invalid_field_is_rejected(data: st.DataObject) -> None:
+def test_message_with_an_invalid_field_is_rejected(data: st.DataObject) -> None:
     message = data.draw(st.one_of(*MESSAGES.values()).filter(asdict))
     field = data.draw(st.sampled_from(sorted(asdict(message))))
     wrong = data.draw(ANYTHING.filter(lambda value: not wire.FIELDS[field](value)))
@@ -78,18 +78,18 @@ def test_invalid_field_is_rejected(data: st.DataObject) -> None:
     "value",
     [["Reached", {"more": 1}], ["Finish", {}], ["Nonsense", {}], ["Finish", {"counts": [True]}]],
 )
-def test_similar_messages_are_rejected(value: list[Any]) -> None:
+def test_messages_with_invalid_fields_or_names_are_rejected(value: list[Any]) -> None:
     with pytest.raises(ProtocolError):
         wire.unpack(msgpack.packb(value))
 
 
-def test_duplicate_name_is_rejected() -> None:
+def test_message_with_a_duplicate_field_is_rejected() -> None:
     name, packed = msgpack.packb("Refused"), msgpack.packb({"text": "no"})
     assert wire.unpack(b"\x92" + name + packed) == wire.Refused("no")
     with pytest.raises(ProtocolError, match="duplicate name 'text'"):
         wire.unpack(b"\x92" + name + b"\x82" + 2 * packed[1:])
 
 
-def test_texts_of_the_peer_are_escaped() -> None:
+def test_control_characters_from_the_peer_are_escaped() -> None:
     sent = wire.Refused("no\n\x1b[2J")
     assert wire.unpack(wire.pack(sent)) == wire.Refused(r"no\n\x1b[2J")

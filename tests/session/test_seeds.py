@@ -46,18 +46,18 @@ def run_block(kinds: list[PairFactory], block: int, most: int, *more: tuple[Any,
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_random_programs_lose_nothing_and_end(block: int) -> None:
+def test_random_programs_finish_without_losing_data(block: int) -> None:
     run_block([PairFactory("", "", "tcp", 1.0)], block, 500)
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_random_programs_survive_a_further_rail_that_breaks(block: int) -> None:
+def test_random_programs_survive_the_failure_of_a_secondary_rail(block: int) -> None:
     factory = PairFactory("", "", "tcp", 1.0, rails=2, breaking=(1,))
     run_block([factory], block, 120, *STRIPED)
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_random_programs_survive_a_lead_that_breaks(block: int) -> None:
+def test_random_programs_survive_the_failure_of_the_lead_rail(block: int) -> None:
     """The first rail breaks. Of three rails, the second one breaks too, possibly as the lead."""
     two = PairFactory("", "", "tcp", 1.0, rails=2, breaking=(0,))
     three = replace(two, rails=3, breaking=(0, 1))

@@ -116,7 +116,7 @@ def test_striped_writes_keep_their_order_across_failover(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_acknowledged_write_of_a_batch_is_not_repeated(seed: int) -> None:
+def test_acknowledged_write_in_a_batch_is_not_repeated_on_failover(seed: int) -> None:
     """The lead breaks without acknowledging the batch, but the next message reaches the peer.
 
     The peer then changes the bytes, which a repeated write would overwrite.
@@ -151,7 +151,7 @@ def test_acknowledged_write_of_a_batch_is_not_repeated(seed: int) -> None:
         runner.run(run())
 
 
-def test_message_of_an_unexecuted_write_is_not_delivered() -> None:
+def test_unexecuted_write_delivers_no_immediate_data() -> None:
     """The next lead has no key for the memory and cannot write, so the connection ends."""
 
     async def run() -> None:
@@ -177,7 +177,7 @@ def test_message_of_an_unexecuted_write_is_not_delivered() -> None:
         runner.run(run())
 
 
-def test_write_with_immediate_fails_when_its_message_is_lost() -> None:
+def test_write_with_immediate_fails_when_the_immediate_data_is_lost() -> None:
     """All rails break after the bytes were acknowledged, but before the immediate data arrives."""
 
     async def run() -> None:

@@ -70,7 +70,7 @@ def seconds_for_two(via: str, devices: int, cut: int | None = None, after: float
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_failover_delays_a_message_by_the_retries_at_most(via: str, cut: int) -> None:
+def test_failover_delays_a_message_by_at_most_the_retry_time(via: str, cut: int) -> None:
     """The comparison is with one cable alone, wherever in the message the other cable is cut."""
     alone, both = seconds_for_two(via, 1), seconds_for_two(via, 2)
     late = [seconds_for_two(via, 2, cut, part * both) for part in (0.1, 0.9)]
@@ -78,7 +78,7 @@ def test_failover_delays_a_message_by_the_retries_at_most(via: str, cut: int) ->
     assert max(late) < alone + RETRIES + SWITCH
 
 
-def test_gone_peer_is_found_on_all_rails_concurrently(via: str) -> None:
+def test_remaining_rails_detect_a_dead_peer_concurrently(via: str) -> None:
     """The lead breaks after its retries. The other rails are then probed at the same time."""
 
     async def main(world: testing.World) -> None:
@@ -95,7 +95,7 @@ def test_gone_peer_is_found_on_all_rails_concurrently(via: str) -> None:
     testing.simulate(main, seed=1, hosts=hosts, faults=EVEN, devices=4)
 
 
-def test_keep_alive_replaces_a_silent_lead(via: str) -> None:
+def test_keep_alive_replaces_an_unresponsive_lead_rail(via: str) -> None:
     """The keep-alive does not wait for the lead's retries, which take much longer."""
     often, timeout = 2.0, 1.0
     limits = replace(ANY_ADDRESS, ack_timeout=100, keep_alive=often, keep_alive_timeout=timeout)
@@ -122,7 +122,7 @@ def test_keep_alive_replaces_a_silent_lead(via: str) -> None:
 
 
 @pytest.mark.parametrize("carries", [True, False])
-def test_reconnect_backoff_restarts_after_a_useful_connection(via: str, carries: bool) -> None:
+def test_reconnect_backoff_resets_after_a_connection_receives_data(via: str, carries: bool) -> None:
     async def answer(conn: aiordma.Connection) -> None:
         if carries:
             await conn.send(b"here")

@@ -100,12 +100,12 @@ def replay(events: str) -> tuple[testing.History, dict[str, str]]:
 
 
 @pytest.mark.parametrize("events", GOOD.values(), ids=GOOD)
-def test_possible_history_passes_the_check(events: str) -> None:
+def test_consistent_history_passes_the_check(events: str) -> None:
     replay(events)[0].check()
 
 
 @pytest.mark.parametrize(("events", "shown"), BAD.values(), ids=BAD)
-def test_impossible_history_is_shown_by_the_fewest_operations(events: str, shown: str) -> None:
+def test_failed_check_shows_a_minimal_set_of_operations(events: str, shown: str) -> None:
     history, calls = replay(events)
     with pytest.raises(AssertionError, match="'x'") as raised:
         history.check()
@@ -114,7 +114,7 @@ def test_impossible_history_is_shown_by_the_fewest_operations(events: str, shown
     assert found == [calls[name] for name in shown.split()]
 
 
-def test_keys_channels_and_leases_are_checked_separately() -> None:
+def test_each_key_channel_and_lease_is_checked_separately() -> None:
     history = testing.History()
     for key in "xy":
         with history.fetch_and_add(key, 1) as op:
@@ -184,7 +184,7 @@ def is_order(order: Any) -> bool:
     [((0, 1, 2), KINDS), ((1, True, 1.0), KINDS[:3]), ((None, b"", (1, True)), KINDS[:3])],
     ids=("numbers", "types of numbers", "others"),
 )
-def test_check_finds_an_order_exactly_where_one_exists(
+def test_history_check_agrees_with_a_brute_force_search(
     values: tuple[Hashable, ...], kinds: list[tuple[str, int]]
 ) -> None:
     found = []
@@ -216,7 +216,7 @@ def test_check_finds_an_order_exactly_where_one_exists(
 # ---- programs ------------------------------------------------------------------------------------
 
 
-async def test_operation_without_an_end_may_or_may_not_have_happened() -> None:
+async def test_check_allows_an_unfinished_operation_to_have_taken_effect() -> None:
     """An operation has no end if it raises an exception or never returns."""
     history = testing.History()
     for number in 1, 2:
@@ -235,7 +235,7 @@ async def test_operation_without_an_end_may_or_may_not_have_happened() -> None:
     history.check()
 
 
-def test_initial_value_is_the_content_before_the_first_write() -> None:
+def test_read_before_any_write_must_return_the_initial_value() -> None:
     for initial in (b"", None, 7):
         history = testing.History(initial=initial)
         with history.read("x") as op:
@@ -267,7 +267,9 @@ def test_initial_value_is_the_content_before_the_first_write() -> None:
     ],
     ids=repr,
 )
-def test_equal_values_of_different_types_differ(written: Hashable, read: Hashable) -> None:
+def test_check_distinguishes_equal_values_of_different_types(
+    written: Hashable, read: Hashable
+) -> None:
     history = testing.History()
     with history.write("x", written):
         pass
@@ -280,7 +282,7 @@ def test_equal_values_of_different_types_differ(written: Hashable, read: Hashabl
         history.check()
 
 
-def test_names_of_different_types_are_different_keys() -> None:
+def test_equal_keys_of_different_types_are_checked_separately() -> None:
     history = testing.History()
     for number, key in enumerate((1, 1.0, True), 1):
         with history.write(key, number):
@@ -306,7 +308,7 @@ def test_names_of_different_types_are_different_keys() -> None:
     ],
     ids=("int64", "float32", "array", "memoryview", "writable memoryview"),
 )
-def test_values_are_converted_to_python_types(written: Hashable, read: Hashable) -> None:
+def test_history_converts_values_to_python_types(written: Hashable, read: Hashable) -> None:
     history = testing.History()
     with history.write("x", written):
         pass
@@ -317,7 +319,7 @@ def test_values_are_converted_to_python_types(written: Hashable, read: Hashable)
     history.check()
 
 
-def test_unhashable_values_are_refused_by_name() -> None:
+def test_history_rejects_unhashable_values() -> None:
     history, wrong = testing.History(), bytearray(b"a")
     calls: dict[str, Callable[[], object]] = {
         "initial": lambda: testing.History(initial=wrong),  # type: ignore[arg-type]
@@ -362,7 +364,7 @@ def test_unhashable_values_are_refused_by_name() -> None:
     history.check()
 
 
-def test_addition_to_another_value_than_a_number_fits_no_order() -> None:
+def test_adding_to_a_non_numeric_value_fails_the_check() -> None:
     history = testing.History(initial=b"")
     history.fetch_and_add("x", 1).__enter__()
     with history.read("x") as op:
@@ -377,7 +379,7 @@ def test_addition_to_another_value_than_a_number_fits_no_order() -> None:
 # ---- wrong use -----------------------------------------------------------------------------------
 
 
-def test_operation_without_its_result_is_refused() -> None:
+def test_operation_without_a_result_raises_type_error() -> None:
     history = testing.History()
     operations = {
         "read('x')": history.read("x"),
@@ -392,7 +394,7 @@ def test_operation_without_its_result_is_refused() -> None:
         )
 
 
-def test_operation_without_with_is_refused() -> None:
+def test_operation_outside_a_with_block_raises_runtime_error() -> None:
     history = testing.History()
     op = history.read("x")
     with pytest.raises(RuntimeError) as raised:
@@ -411,7 +413,7 @@ def test_operation_without_with_is_refused() -> None:
     )
 
 
-def test_operation_can_be_used_once() -> None:
+def test_reusing_an_operation_raises_runtime_error() -> None:
     history = testing.History()
     with history.write("x", 1) as op:
         pass
@@ -424,7 +426,7 @@ def test_operation_can_be_used_once() -> None:
     history.check()
 
 
-def test_check_of_an_empty_history_fails() -> None:
+def test_check_fails_for_an_empty_history() -> None:
     history = testing.History()
     for counted in "", " (refused: 1)":
         with pytest.raises(AssertionError) as raised:
@@ -500,11 +502,11 @@ def large(count: int, *, lost: float) -> testing.History:
 
 
 @pytest.mark.parametrize("lost", [0, 0.01])
-def test_usual_history_takes_few_steps(lost: float) -> None:
+def test_typical_history_is_checked_within_the_step_limit(lost: float) -> None:
     large(1000, lost=lost).check(steps=10_000)
 
 
-def test_sequential_operations_take_one_step() -> None:
+def test_sequential_operations_are_checked_in_a_single_step() -> None:
     history = testing.History()
     for value in range(100):
         with history.write("x", value):
@@ -512,6 +514,6 @@ def test_sequential_operations_take_one_step() -> None:
     history.check(steps=1)
 
 
-def test_history_that_is_too_hard_raises_runtime_error() -> None:
+def test_check_raises_runtime_error_when_it_exceeds_the_step_limit() -> None:
     with pytest.raises(RuntimeError, match=r"1000 operations on 'x' .* \(check\(steps="):
         large(1000, lost=0).check(steps=100)

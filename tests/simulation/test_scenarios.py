@@ -10,7 +10,7 @@ pytestmark = pytest.mark.needs("faults")
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_scenario_is_repeated_by_its_seed(name: str) -> None:
+def test_scenario_trace_is_determined_by_its_seed(name: str) -> None:
     traces = [SCENARIOS[name].run(seed) for seed in (1, 2, 3, 1)]
     assert traces[0] == traces[3]
     assert len(set(traces)) == 3

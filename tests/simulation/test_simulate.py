@@ -88,7 +88,7 @@ def run(
     return testing.simulate(main, seed=seed, hosts={"server": echo}, **options)
 
 
-def test_seed_repeats_its_run() -> None:
+def test_simulation_run_is_determined_by_its_seed() -> None:
     """Another seed gives another run, even if the network behaves the same."""
     even = testing.FaultPlan(testing.Link(jitter=0))
     first, again, other = (run(ask, 64, 1 << 20, seed=seed, faults=even) for seed in (1, 1, 2))
@@ -97,7 +97,7 @@ def test_seed_repeats_its_run() -> None:
     assert first[1] < 0.01
 
 
-def test_polling_takes_virtual_time() -> None:
+def test_polling_advances_virtual_time() -> None:
     async def main(world: testing.World) -> None:
         with aiordma.verbs.open_device() as context, context.create_cq(16) as cq:
             begun = world.now
@@ -107,7 +107,7 @@ def test_polling_takes_virtual_time() -> None:
     testing.simulate(main, seed=1)
 
 
-def test_simulation_uses_direct_wake_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_tasks_are_woken_directly_by_completions(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
     async def client() -> None:
@@ -130,7 +130,7 @@ def test_simulation_uses_direct_wake_ups(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(asked) == (20 if os.environ.get("AIORDMA_NO_DIRECT_WAKE") else 0)
 
 
-def test_only_completions_wake_the_loop() -> None:
+def test_packets_without_a_completion_do_not_wake_the_loop() -> None:
     async def main(world: testing.World) -> int:
         await world.host("client").run(ask, *[4 << 20] * 4)
         return world._turns
@@ -138,7 +138,7 @@ def test_only_completions_wake_the_loop() -> None:
     assert testing.simulate(main, seed=1, hosts={"server": echo}) < 300
 
 
-def test_sleeping_advances_every_clock_immediately() -> None:
+def test_sleep_advances_all_simulated_clocks_immediately() -> None:
     async def main(world: testing.World) -> None:
         monotonic, wall, loop = time.monotonic(), time.time(), asyncio.get_running_loop().time()
         await asyncio.sleep(3600)
@@ -153,7 +153,7 @@ def test_sleeping_advances_every_clock_immediately() -> None:
     assert time.monotonic() - before < 60
 
 
-def test_stalled_error_names_the_waiting_task() -> None:
+def test_stalled_error_reports_the_waiting_task() -> None:
     async def waits_for_ever() -> None:
         await asyncio.Event().wait()
 
@@ -163,7 +163,7 @@ def test_stalled_error_names_the_waiting_task() -> None:
     assert "simulate(seed=1)" in caught.value.__notes__[0]
 
 
-def test_time_limit_error_names_the_waiting_task() -> None:
+def test_time_limit_error_reports_the_waiting_task() -> None:
     with pytest.raises(testing.TimeLimitError, match="client: sleep"):
         run(asyncio.sleep, 100, limit=99)
 
@@ -173,12 +173,12 @@ async def fails(*_: testing.World) -> None:
     raise ZeroDivisionError
 
 
-def test_error_of_a_service_ends_the_simulation() -> None:
+def test_exception_in_a_service_ends_the_simulation() -> None:
     with pytest.raises(ZeroDivisionError):
         testing.simulate(lambda _: asyncio.sleep(10), seed=1, hosts={"server": fails})
 
 
-def test_exception_of_an_executor_function_ends_the_simulation() -> None:
+def test_exception_in_an_executor_function_ends_the_simulation() -> None:
     """The exception of `pytest.fail` is not a subclass of Exception."""
 
     async def main(_: testing.World) -> None:
@@ -218,7 +218,7 @@ async def test_device_in_use_raises_busy_error() -> None:
             testing.simulate(lambda _: asyncio.sleep(0), seed=1)
 
 
-def test_invalid_arguments_of_links_faults_and_plans_are_rejected() -> None:
+def test_link_fault_and_fault_plan_reject_invalid_arguments() -> None:
     for wrong in (
         lambda: testing.Link(loss=1.5),
         lambda: testing.Link(latency=-1),
@@ -350,7 +350,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("given", "error", "text"), WRONG.values(), ids=WRONG)
-def test_simulate_names_the_wrong_argument(
+def test_simulate_error_identifies_the_invalid_argument(
     given: dict[str, Any], error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIORDMA_SIMULATION_SEEDS", "1")
@@ -359,14 +359,14 @@ def test_simulate_names_the_wrong_argument(
     assert str(raised.value) == text
 
 
-def test_fault_kind_must_be_text() -> None:
+def test_fault_rejects_a_kind_that_is_not_a_string() -> None:
     kinds: Any
     for kinds in ["kill"], None, 5:
         with pytest.raises(ValueError, match="kind must be one of partition, cable, pause"):
             testing.Fault(kinds, "server", 1, 2)
 
 
-def test_invalid_programs_are_rejected() -> None:
+def test_hosts_reject_invalid_programs_and_arguments() -> None:
     called: Any = ask(64)
     returns_none: Any = lambda: None  # noqa: E731 - it is shown by that name
 
@@ -392,7 +392,7 @@ def test_invalid_programs_are_rejected() -> None:
         testing.simulate(main, seed=1, hosts={"server": returns_none})
 
 
-def test_plan_without_effect_is_rejected() -> None:
+def test_fault_plan_that_affects_no_host_is_rejected() -> None:
     run = partial(testing.simulate, lambda _: asyncio.sleep(1), seed=1, hosts={"server": echo})
     given = testing.FaultPlan(exactly=[testing.Fault("pause", "servr", 0, 1)])
     for plan in testing.FaultPlan(hosts=["server", "servr"]), given:
@@ -411,7 +411,7 @@ def test_plan_without_effect_is_rejected() -> None:
         testing.simulate(fails, seed=1, faults=testing.FaultPlan(cables=1))
 
 
-def test_partition_of_unknown_hosts_is_rejected() -> None:
+def test_world_methods_reject_unknown_hosts_and_invalid_arguments() -> None:
     async def main(world: testing.World) -> None:
         for call in world.partition, world.heal:
             with pytest.raises(
@@ -441,7 +441,7 @@ def test_partition_of_unknown_hosts_is_rejected() -> None:
     testing.simulate(main, seed=1, hosts={"server": echo})
 
 
-async def test_running_loop_is_restored_after_a_simulation() -> None:
+async def test_simulation_restores_the_running_event_loop() -> None:
     loop = asyncio.get_running_loop()
     testing.simulate(lambda _: asyncio.sleep(1), seed=1)
     assert asyncio.get_running_loop() is loop
@@ -471,7 +471,7 @@ def test_asyncio_streams_work_between_simulated_hosts() -> None:
     testing.simulate(main, seed=1, hosts={"server": partial(streams, answer)})
 
 
-def test_localhost_is_the_host_itself() -> None:
+def test_localhost_refers_to_the_current_simulated_host() -> None:
     async def main(world: testing.World) -> None:
         serving = asyncio.ensure_future(echo())
         await asyncio.sleep(0.1)
@@ -488,7 +488,7 @@ def test_localhost_is_the_host_itself() -> None:
     testing.simulate(main, seed=1)
 
 
-def test_stream_data_arrives_complete_and_in_time() -> None:
+def test_stream_data_arrives_complete_after_the_link_latency() -> None:
     """This includes data that arrives faster than the reader consumes it."""
     data, second = random.Random(1).randbytes(4 << 20), 0.5
     got: list[tuple[bytes, float]] = []
@@ -540,7 +540,7 @@ def test_writer_waits_for_a_slow_reader() -> None:
     testing.simulate(main, seed=1, hosts={"server": partial(streams, answer)})
 
 
-def test_slow_link_takes_its_time() -> None:
+def test_link_latency_and_rate_delay_messages() -> None:
     far = testing.Link(latency=0.05, jitter=0, rate=1e6)
     assert 0.5 < run(ask, 1 << 18, faults=testing.FaultPlan(far))[1] < 5
 
@@ -560,7 +560,7 @@ def test_partition_breaks_connections_until_healed() -> None:
     testing.simulate(main, seed=1, hosts={"server": echo})
 
 
-def test_partition_applies_to_hosts_added_later() -> None:
+def test_partition_also_applies_to_hosts_added_afterwards() -> None:
     async def main(world: testing.World) -> None:
         world.partition("server")
         for end in partial(world.heal, "main"), partial(world.heal, "server"):
@@ -603,7 +603,7 @@ def test_each_device_of_a_host_has_its_own_network() -> None:
         testing.simulate(main, devices=5)
 
 
-def test_simulation_has_its_own_devices() -> None:
+def test_simulation_has_only_the_requested_number_of_devices() -> None:
     """Their number does not depend on this process or on an earlier simulation."""
 
     def names() -> list[str]:
@@ -622,7 +622,7 @@ def test_simulation_has_its_own_devices() -> None:
 # ---- hosts ---------------------------------------------------------------------------------------
 
 
-def test_killed_host_is_silent_and_can_boot_again() -> None:
+def test_killed_host_stops_responding_until_it_is_rebooted() -> None:
     ended: list[int] = []
 
     async def serve() -> None:
@@ -654,7 +654,7 @@ def test_killed_host_is_silent_and_can_boot_again() -> None:
     testing.simulate(main, seed=1, hosts={"server": serve})
 
 
-def test_all_services_of_a_host_boot_again() -> None:
+def test_rebooting_a_host_restarts_all_its_services() -> None:
     begun: list[str] = []
 
     async def serve(name: str) -> None:
@@ -696,7 +696,7 @@ def test_stream_to_a_killed_host_is_reset(boots: bool) -> None:
     testing.simulate(main, seed=1, hosts={"server": partial(streams, lambda *_: None)})
 
 
-def test_paused_host_does_nothing_until_resumed() -> None:
+def test_paused_host_does_not_respond_until_resumed() -> None:
     async def main(world: testing.World) -> None:
         server = world.host("server")
         conn = await aiordma.connect("server", PORT)
@@ -713,7 +713,7 @@ def test_paused_host_does_nothing_until_resumed() -> None:
     testing.simulate(main, seed=1, hosts={"server": echo})
 
 
-def test_slow_host_takes_longer() -> None:
+def test_host_slowness_delays_responses() -> None:
     async def main(world: testing.World) -> float:
         world.host("server").slowness = 1000
         await ask(64)
@@ -722,7 +722,7 @@ def test_slow_host_takes_longer() -> None:
     assert testing.simulate(main, seed=1, hosts={"server": echo}) > 0.005
 
 
-def test_plan_breaks_hosts_until_its_end() -> None:
+def test_fault_plan_injects_faults_only_until_its_end() -> None:
     plan = testing.FaultPlan(partitions=1, pauses=1, kills=1, duration=9, until=20)
 
     async def main(world: testing.World) -> tuple[int, str]:
@@ -741,7 +741,7 @@ def test_plan_breaks_hosts_until_its_end() -> None:
     assert runs.pop()[0] >= 2
 
 
-def test_plan_limited_to_hosts_cuts_their_cables_only() -> None:
+def test_fault_plan_cuts_only_the_cables_of_the_listed_hosts() -> None:
     """The connection survives, because each cut of the server's cables leaves one of the rails."""
     plan = testing.FaultPlan(cables=0.5, duration=1, until=20, hosts=["server"])
     cuts: list[str] = []
@@ -842,7 +842,7 @@ IDLE: dict[str, tuple[Callable[[], Coroutine[Any, Any, None]], list[str]]] = {
 
 
 @pytest.mark.parametrize(("program", "shown"), IDLE.values(), ids=IDLE)
-def test_note_of_a_failure_omits_idle_servers(
+def test_failure_note_omits_idle_servers(
     program: Callable[[], Coroutine[Any, Any, None]], shown: list[str]
 ) -> None:
     async def main(_: testing.World) -> None:
@@ -857,7 +857,7 @@ def test_note_of_a_failure_omits_idle_servers(
     assert not {"echo", "Server._accept"} & {*names}
 
 
-def test_program_of_a_test_that_accepts_in_vain_is_shown() -> None:
+def test_stalled_error_reports_a_program_waiting_in_accept() -> None:
     """Only services may wait for a client indefinitely."""
     for main, name in (
         (lambda _: accepts(), "main: <lambda>"),
@@ -869,7 +869,7 @@ def test_program_of_a_test_that_accepts_in_vain_is_shown() -> None:
         assert "    Listener.accept at " in str(caught.value)
 
 
-def test_too_few_faults_raise_assertion_error() -> None:
+def test_simulate_fails_when_fewer_faults_occur_than_at_least() -> None:
     async def main(world: testing.World) -> None:
         world.host("server")
         await asyncio.sleep(3)
@@ -887,7 +887,7 @@ def test_too_few_faults_raise_assertion_error() -> None:
     )
 
 
-def test_recorded_faults_repeat_the_run() -> None:
+def test_replaying_recorded_faults_reproduces_the_run() -> None:
     async def main(world: testing.World) -> tuple[str, list[testing.Fault]]:
         with contextlib.suppress(aiordma.RDMAError, OSError):
             await world.host("client").run(ask, 64, 1 << 20)
@@ -901,7 +901,7 @@ def test_recorded_faults_repeat_the_run() -> None:
     assert run(seed=1, faults=testing.FaultPlan(exactly=faults)) == (trace, faults)
 
 
-def test_first_failing_seed_is_reduced_and_explained(
+def test_failure_report_includes_a_minimal_fault_and_repeat_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The report names a fault that suffices to make the seed fail."""
@@ -932,7 +932,7 @@ def test_invalid_seeds_variable_is_rejected(text: str, monkeypatch: pytest.Monke
         testing.simulate(counts_twice)
 
 
-def test_failure_that_does_not_repeat_raises_runtime_error() -> None:
+def test_unreproducible_failure_raises_runtime_error() -> None:
     """The program depends on its process id, which is not simulated."""
     here = os.getpid()
 
@@ -954,7 +954,7 @@ def test_pytest_failure_is_attributed_to_its_seed() -> None:
         testing.simulate(main, seeds=range(2))
 
 
-def test_seed_that_ends_its_process_is_named() -> None:
+def test_error_identifies_the_seed_when_its_process_exits() -> None:
     here = os.getpid()
 
     async def main(world: testing.World) -> None:
@@ -966,7 +966,7 @@ def test_seed_that_ends_its_process_is_named() -> None:
     assert re.search(r"^seed [012] or one of the next seeds", it.value.__notes__[0])
 
 
-def test_faults_begin_at_times_between_nanoseconds() -> None:
+def test_fault_starts_at_a_time_finer_than_a_nanosecond() -> None:
     """Rounding this time up to nanoseconds and converting it back gives an earlier time."""
     begin = 464.90332275000003
     assert math.ceil(begin * 1e9) / 1e9 < begin
@@ -980,7 +980,7 @@ def test_faults_begin_at_times_between_nanoseconds() -> None:
     testing.simulate(main, seed=1, faults=testing.FaultPlan(exactly=faults))
 
 
-def test_unwritable_log_leaves_nothing_behind(
+def test_unwritable_log_raises_and_restores_the_record_factory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = logging.getLogRecordFactory()
@@ -998,7 +998,9 @@ def test_unwritable_log_leaves_nothing_behind(
     assert logging.getLogRecordFactory() is before
 
 
-def test_starting_simulation_counts_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_simulation_is_rejected_while_the_first_one_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Other threads are refused even before the simulation has hosts."""
 
     def file_handler(*_: object) -> logging.Handler:
@@ -1012,7 +1014,7 @@ def test_starting_simulation_counts_as_running(monkeypatch: pytest.MonkeyPatch) 
     testing.simulate(lambda _: asyncio.sleep(1), seed=1)
 
 
-def test_seed_processes_end_with_their_parent() -> None:
+def test_seed_processes_exit_when_their_parent_is_killed() -> None:
     code = """
 import asyncio, os
 from aiordma import testing
@@ -1033,7 +1035,7 @@ testing.simulate(main, seeds=range(2), limit=1e10)
     assert len(workers | {f"{process.pid}\n"}) == 3
 
 
-def test_log_records_have_the_host_and_its_time(
+def test_log_records_include_the_simulated_host_and_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("AIORDMA_SIMULATION_LOG", str(tmp_path / "log"))
@@ -1048,7 +1050,7 @@ def test_log_records_have_the_host_and_its_time(
     assert "later" not in (tmp_path / "log").read_text()
 
 
-def test_log_has_the_beginning_and_end_of_each_fault(
+def test_log_records_when_each_fault_begins_and_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def main(world: testing.World) -> None:
@@ -1087,7 +1089,7 @@ def test_log_has_the_beginning_and_end_of_each_fault(
     ]
 
 
-def test_plan_does_not_heal_cuts_and_kills_of_the_program() -> None:
+def test_fault_plan_does_not_undo_partitions_and_kills_by_the_program() -> None:
     async def main(world: testing.World) -> None:
         here, apart, dead = (world.host(name) for name in ("main", "apart", "dead"))
         await asyncio.sleep(5)
@@ -1111,7 +1113,7 @@ def test_plan_does_not_heal_cuts_and_kills_of_the_program() -> None:
     testing.simulate(main, seed=1, faults=testing.FaultPlan(exactly=exactly))
 
 
-def test_plan_does_not_resume_pauses_of_the_program() -> None:
+def test_fault_plan_does_not_resume_hosts_paused_by_the_program() -> None:
     times: list[float] = []
 
     async def serve() -> None:
@@ -1130,7 +1132,7 @@ def test_plan_does_not_resume_pauses_of_the_program() -> None:
     testing.simulate(main, seed=1, hosts={"server": serve}, faults=plan)
 
 
-def test_plan_does_not_boot_hosts_of_the_program() -> None:
+def test_fault_plan_does_not_boot_hosts_killed_by_the_program() -> None:
     async def main(world: testing.World) -> None:
         server = world.host("server")
         while world.now < 30:
@@ -1143,7 +1145,7 @@ def test_plan_does_not_boot_hosts_of_the_program() -> None:
         testing.simulate(main, seed=seed, faults=testing.FaultPlan(kills=1))
 
 
-def test_killed_hosts_leave_no_garbage() -> None:
+def test_killed_hosts_leave_no_reference_cycles_or_warnings() -> None:
     """Garbage in the collector's oldest generation would stay for a long time."""
 
     async def main(world: testing.World) -> None:
@@ -1163,7 +1165,7 @@ def test_killed_hosts_leave_no_garbage() -> None:
     assert not seen
 
 
-def test_killed_program_has_ended_after_the_simulation() -> None:
+def test_killed_program_runs_its_finally_blocks_before_simulate_ends() -> None:
     """The exception that the test keeps refers to the program's task."""
     ended: list[str] = []
 
@@ -1198,7 +1200,7 @@ def objects_of_aiordma() -> Counter[type]:
     return Counter({it: types[it] for it in types if str(it.__module__).startswith("aiordma")})
 
 
-def test_simulation_leaves_no_objects_and_files() -> None:
+def test_simulation_leaks_no_objects_or_file_descriptors() -> None:
     """This includes hosts that were killed in the middle of an operation."""
 
     async def main(world: testing.World) -> None:
@@ -1223,7 +1225,7 @@ def test_simulation_leaves_no_objects_and_files() -> None:
 # ---- the clock and chance ------------------------------------------------------------------------
 
 
-def asked() -> dict[str, Any]:
+def time_and_random_values() -> dict[str, Any]:
     """Return the values of all functions that read a clock or random numbers, by name."""
     by_name: dict[str, Callable[[], Any]] = {
         **{name: getattr(time, name) for name in ("gmtime", "localtime", "ctime", "asctime")},
@@ -1251,20 +1253,27 @@ def asked() -> dict[str, Any]:
     return {name: function() for name, function in by_name.items()}
 
 
-def test_values_asked_of_the_system_repeat_with_the_seed() -> None:
+def test_time_and_random_values_are_determined_by_the_seed() -> None:
     async def main(_: testing.World) -> dict[str, Any]:
         await asyncio.sleep(1.5)
-        return {**asked(), "a task": asyncio.ensure_future(asyncio.sleep(0)).get_name()}
+        return {
+            **time_and_random_values(),
+            "a task": asyncio.ensure_future(asyncio.sleep(0)).get_name(),
+        }
 
     first, again, other = (testing.simulate(main, seed=seed) for seed in (1, 1, 2))
     assert first == again
     of_clock = {*list(first)[: list(first).index("random")], "a task"}
     assert {name for name in first if first[name] == other[name]} <= of_clock
     assert first["taken before"] == first["time"] == pytest.approx(1_800_001_001.5, abs=0.01)
-    assert not {name for name, it in asked().items() if it == first[name]} - {"date.today"}
+    assert not {name for name, it in time_and_random_values().items() if it == first[name]} - {
+        "date.today"
+    }
 
 
-def test_reading_the_clock_does_not_change_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_the_clock_does_not_change_simulation_results(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def client(look: Callable[[], object]) -> None:
         async with await aiordma.connect("server", PORT) as conn:
             for size in (64, 1 << 20):
@@ -1292,7 +1301,7 @@ def test_busy_wait_for_the_clock_raises_stalled_error() -> None:
         testing.simulate(main, seed=1)
 
 
-def test_other_threads_use_the_real_clock() -> None:
+def test_threads_outside_the_simulation_use_the_real_clock() -> None:
     with ThreadPoolExecutor() as pool:
         pool.submit(int).result()  # start the thread
 
@@ -1302,7 +1311,7 @@ def test_other_threads_use_the_real_clock() -> None:
         assert time.monotonic() <= testing.simulate(main, seed=1) <= time.monotonic()
 
 
-def test_replaced_functions_are_restored() -> None:
+def test_patched_functions_are_restored_after_a_failed_simulation() -> None:
     def now() -> list[Any]:
         rows = [
             getattr(place, name)
@@ -1316,7 +1325,7 @@ def test_replaced_functions_are_restored() -> None:
     assert before == now()
 
 
-def test_functions_taken_in_a_simulation_are_real_afterwards() -> None:
+def test_simulated_functions_use_real_time_after_the_simulation() -> None:
     """A module first imported in a simulation keeps the functions that it finds there.
 
     They are virtual again in the next simulation.
@@ -1335,7 +1344,7 @@ def test_functions_taken_in_a_simulation_are_real_afterwards() -> None:
     assert testing.simulate(sleeps, seed=1) >= 3600
 
 
-def test_closed_connection_leaves_no_timer() -> None:
+def test_closed_connection_leaves_no_pending_timer() -> None:
     async def main(_: testing.World) -> None:
         async with await aiordma.listen(port=7) as listener:
             connecting = asyncio.create_task(aiordma.connect("localhost", 7))
@@ -1347,7 +1356,7 @@ def test_closed_connection_leaves_no_timer() -> None:
         testing.simulate(main, limit=12)  # the device answers retransmissions for 10 s
 
 
-def test_standard_library_calls_work_in_a_simulation() -> None:
+def test_patched_standard_library_functions_remain_usable() -> None:
     async def program() -> None:
         random.seed(a=5, version=2)
         assert len(os.getrandom(4, flags=0)) == 4

@@ -326,7 +326,7 @@ def connect() -> None:
         connecting.connect(("other", 1))
 
 
-def test_calls_leaving_the_simulation_are_refused() -> None:
+def test_calls_that_would_leave_the_simulation_are_rejected() -> None:
     loop, any_port, taken_before = asyncio.get_running_loop, ("127.0.0.1", 0), os.fork
     with socket.create_server(("127.0.0.1", 0)) as real, tcp() as own:
         check([
@@ -358,7 +358,7 @@ def test_calls_leaving_the_simulation_are_refused() -> None:
         ])  # fmt: skip
 
 
-def test_existing_blocking_thread_is_refused() -> None:
+def test_existing_blocking_thread_is_rejected_in_a_simulation() -> None:
     """The thread would use the device of whichever host is running."""
     blocking.call(int)
     try:

@@ -68,7 +68,7 @@ def broken(path: Path) -> Iterator[str]:
             yield f"{path.relative_to(SITE)}: {link}"
 
 
-def test_every_link_has_a_target() -> None:
+def test_every_internal_link_of_the_site_resolves() -> None:
     pages = [path for path in built().rglob("*.html") if "_modules" not in path.parts]
     assert len(pages) > 40
     assert [link for path in pages for link in broken(path)] == []
@@ -120,7 +120,7 @@ FIRST = "Search._performSearch(...Search._parseQuery(query)).at(-1)[0]"
 SCRIPTS = ("doctools", "language_data", "searchtools")
 
 
-def test_search_shows_the_expected_first_result() -> None:
+def test_site_search_ranks_the_expected_page_first() -> None:
     files = [built() / "_static" / f"{name}.js" for name in SCRIPTS]
     program = [BROWSER, *(file.read_text() for file in (*files, built() / "searchindex.js"))]
     program += [f"console.log(JSON.stringify({[*FOUND]}.map(query => {FIRST})))"]
@@ -132,7 +132,7 @@ def test_search_shows_the_expected_first_result() -> None:
     assert dict(zip(FOUND, json.loads(done.stdout), strict=True)) == FOUND
 
 
-def test_long_lines_of_code_have_their_indentation() -> None:
+def test_wrapped_code_lines_are_indented() -> None:
     """The style sheet indents the parts of a line that wraps on a narrow screen."""
     text = (built() / "connecting.html").read_text()
     assert '<span class="long" style="--indent: 4ch">    ' in text
@@ -143,20 +143,20 @@ def test_module_names_in_headings_wrap_only_after_dots() -> None:
     assert "<h1>aiordma.<wbr>verbs.<wbr>raw<" in text
 
 
-def test_functions_as_default_values_do_not_prevent_links_in_a_signature() -> None:
+def test_signature_types_are_linked_despite_function_defaults() -> None:
     text = (built() / "reference" / "aiordma.rpc.html").read_text()
     assert "dumps" in text
     assert "~collections" not in text
 
 
-def test_markup_is_not_shown_as_text() -> None:
+def test_reference_pages_contain_no_unrendered_markup() -> None:
     """If docutils does not recognize a role, the page shows its backticks."""
     pages = (built() / "reference").glob("*.html")
     shown = [f"{path.stem}: {it}" for path in pages for it in MARKUP.findall(path.read_text())]
     assert shown == []
 
 
-def test_code_is_not_rendered_as_a_quotation() -> None:
+def test_indented_code_is_not_rendered_as_a_blockquote() -> None:
     """An indented block of a docstring needs `::` before it."""
     pages = (built() / "reference").glob("*.html")
     quoted = [path.stem for path in pages if "<blockquote" in path.read_text()]

@@ -52,7 +52,7 @@ async def serving(host: str, **options: Any) -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("http", ["h11", "httptools"])
-async def test_httpx_posts_on_one_connection(
+async def test_httpx_reuses_a_single_connection_for_requests(
     host: str, scheme: str, http: str, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {}
@@ -81,7 +81,7 @@ async def test_httpx_posts_on_one_connection(
     assert peer_host == host
 
 
-async def test_httpx_notices_that_an_idle_connection_ended(host: str) -> None:
+async def test_httpx_detects_that_an_idle_connection_was_closed(host: str) -> None:
     async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
         async with serving(host) as port:
             await client.get(f"http://{host}:{port}/")
@@ -91,7 +91,7 @@ async def test_httpx_notices_that_an_idle_connection_ended(host: str) -> None:
             await yield_loop(1)
 
 
-async def test_closed_anyio_stream_delivers_sent_data(host: str) -> None:
+async def test_anyio_stream_delivers_sent_data_before_closing(host: str) -> None:
     """anyio's `aclose` aborts the transport."""
     got: asyncio.Queue[bytes] = asyncio.Queue()
 

@@ -64,7 +64,7 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: 
             await one.wait_closed()
 
 
-async def test_redis_commands_pipelines_and_large_values_pass_the_relay(
+async def test_redis_client_works_through_the_rdma_relay(
     host: str, device_name: str, redis_socket: Path
 ) -> None:
     relays: set[asyncio.Task[None]] = set()

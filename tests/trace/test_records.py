@@ -46,26 +46,26 @@ def test_parse_ignores_additional_fields(record: Record, more: dict[str, int]) -
 
 
 @given(records(), st.data())
-def test_parse_names_the_missing_field(record: Record, data: st.DataObject) -> None:
-    told = json.loads(line(record))
+def test_parse_rejects_records_with_a_missing_field(record: Record, data: st.DataObject) -> None:
+    values = json.loads(line(record))
     needed = [each.name for each in fields(record) if each.default is MISSING]
     missing = data.draw(st.sampled_from(needed))
-    del told[missing]
+    del values[missing]
     with pytest.raises(ValueError, match=f"^missing field {missing}$"):
-        parse(json.dumps(told))
+        parse(json.dumps(values))
 
 
 @given(records(), st.data())
-def test_parse_rejects_values_of_another_type(record: Record, data: st.DataObject) -> None:
-    told = json.loads(line(record))
+def test_parse_rejects_fields_with_invalid_values(record: Record, data: st.DataObject) -> None:
+    values = json.loads(line(record))
     name = data.draw(st.sampled_from([each.name for each in fields(record)]))
-    told[name] = data.draw(st.sampled_from([None, -1, 2**64, 1.5, {}, [1], [[]]]))
+    values[name] = data.draw(st.sampled_from([None, -1, 2**64, 1.5, {}, [1], [[]]]))
     with pytest.raises(ValueError, match=f"^{name} must be .*, not "):
-        parse(json.dumps(told))
+        parse(json.dumps(values))
 
 
 @given(st.text())
-def test_parse_rejects_other_text(text: str) -> None:
+def test_parse_rejects_arbitrary_text(text: str) -> None:
     with pytest.raises(ValueError, match=r"^(invalid JSON|not a JSON object|unknown record type)"):
         parse(text)
 
@@ -81,12 +81,12 @@ def test_parse_rejects_other_text(text: str) -> None:
         ("[" * 100_000, "invalid JSON: "),
     ],
 )
-def test_parse_error_says_what_is_wrong(text: str, why: str) -> None:
+def test_parse_error_explains_why_the_text_is_invalid(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse(text)
 
 
-def test_parse_rejects_true_as_number_and_converts_lists_to_tuples() -> None:
+def test_parse_rejects_booleans_as_numbers_and_returns_lists_as_tuples() -> None:
     with pytest.raises(ValueError, match="pid must be a number of at most 64 bits, not True"):
         parse(line(header()).replace('"pid": 7', '"pid": true'))
     found = parse(

@@ -34,7 +34,7 @@ def test_shared_receives_complete_in_any_order() -> None:
     assert [it.outcome for it in found][2] is Outcome.OPEN
 
 
-def test_lost_completion_has_the_outcome_lost() -> None:
+def test_lost_completion_sets_the_request_outcome_to_lost() -> None:
     writer = Writer()
     completion = writer.complete(writer.send(), lost=True)
     (found,) = found_in(writer)

@@ -40,14 +40,16 @@ def written(sends: int) -> Writer:
         (text(header()) + text(header(version=9)), 2, "version 9"),
     ],
 )
-def test_trace_format_error_names_the_line(content: bytes, number: int, why: str) -> None:
+def test_trace_format_error_includes_the_path_and_line(
+    content: bytes, number: int, why: str
+) -> None:
     with pytest.raises(TraceFormatError, match=why) as caught:
         parse_runs(content, "some/file")
     assert (caught.value.path, caught.value.line) == ("some/file", number)
     assert str(caught.value).startswith(f"some/file, line {number}: ")
 
 
-def test_offsets_put_runs_on_one_time_axis() -> None:
+def test_offsets_align_runs_from_different_boots() -> None:
     """Runs of the same boot share a monotonic clock, whatever the wall clock was set to."""
     runs = [
         Run(header(t=1000, realtime_ns=50_000)),

@@ -40,7 +40,7 @@ MAKE: dict[str, Callable[[int], Any]] = {
 
 @one_loop
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-async def test_every_call_accepts_memory_of_any_kind(
+async def test_every_operation_accepts_all_memory_types(
     factory: ConnectionFactory, make: Callable[[int], Any]
 ) -> None:
     async with factory.pair(Config()) as (client, server):
@@ -72,7 +72,7 @@ async def test_every_call_accepts_memory_of_any_kind(
                 assert region.view == bytes_of(empty) == data
 
 
-async def test_tensor_is_held_until_it_has_been_sent(factory: ConnectionFactory) -> None:
+async def test_tensor_is_kept_alive_until_send_completes(factory: ConnectionFactory) -> None:
     async with factory.pair(Config(fetch_ahead=0)) as (client, server):
         tensor = OwnTensor(bytearray(pattern(LONG)), (LONG,))
         sending = asyncio.create_task(client.send(tensor))
@@ -118,7 +118,9 @@ async def test_array_cannot_be_resized_during_send_and_recv_into(
             empty.resize(4 * LONG, refcheck=False)
 
 
-async def test_tensor_is_held_while_it_is_read_into(factory: ConnectionFactory) -> None:
+async def test_cancelled_read_releases_the_tensor_after_completion(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.sharing(LONG, config=Config()) as (client, _, buffer, remote):
         buffer.view[:] = pattern(LONG)
         for count in factory.cancel_points:
@@ -208,7 +210,7 @@ async def test_dmabuf_regions_are_read_written_and_shared(
 @one_loop
 @pytest.mark.needs("dma-buf")
 @pytest.mark.parametrize("end", ["the owner's", "the user's"])
-async def test_truncated_dmabuf_file_fails_the_operation_only(
+async def test_truncated_dmabuf_file_breaks_only_its_connection(
     factory: ConnectionFactory, file: int, end: str
 ) -> None:
     """The file itself is registered, so its pages vanish when it is truncated.

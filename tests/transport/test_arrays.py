@@ -85,7 +85,7 @@ async def test_arrays_are_compatible_with_safetensors_files(factory: ConnectionF
             assert np.array_equal(await remote["matrix"][1:, ::2], SAMPLES["matrix"][1:, ::2])
 
 
-def test_pack_names_arrays_of_unsupported_types() -> None:
+def test_pack_reports_name_of_array_with_unsupported_type() -> None:
     """The remedy that the error suggests must work."""
     array: Any
     for array, why in (
@@ -113,7 +113,7 @@ def test_pack_names_arrays_of_unsupported_types() -> None:
         arrays.pack({"x": [[1, 2], [3]]})
 
 
-def test_unpack_advises_ml_dtypes_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpack_suggests_installing_ml_dtypes_when_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = b"".join(arrays.pack(OF_ML_DTYPES))
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(TypeError, match="install or update ml_dtypes"):
@@ -248,7 +248,7 @@ async def test_remote_array_parts_match_numpy(factory: ConnectionFactory) -> Non
                     assert np.array_equal(array, wanted), other
 
 
-async def test_remote_array_moves_many_pieces_with_bounded_memory(
+async def test_remote_array_transfers_gaps_through_bounded_buffers(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pieces are moved in groups, with one buffer of limited size per group.
@@ -341,7 +341,7 @@ async def test_remote_array_rejects_invalid_keys_and_buffers(factory: Connection
         await ends(remote[0].read(), Exception)
 
 
-async def test_share_accepts_arrays_of_any_order_without_overlap(
+async def test_array_share_accepts_any_layout_without_overlapping_elements(
     factory: ConnectionFactory,
 ) -> None:
     """An array stays registered as long as it is shared, so its owner cannot be resized."""
@@ -405,7 +405,7 @@ async def test_open_array_rejects_malformed_tokens(
             assert len(await arrays.open_array(client, shared.token)) == 3
 
 
-async def test_torch_tensors_are_sent_and_shared(factory: ConnectionFactory) -> None:
+async def test_torch_tensors_can_be_sent_and_shared(factory: ConnectionFactory) -> None:
     """This test runs only where torch is installed, as in `make ray`."""
     torch: Any = pytest.importorskip("torch")
     whole = torch.arange(12.0).reshape(3, 4)

@@ -13,7 +13,7 @@ from .marks import on_pair
 pytestmark = on_pair
 
 
-async def test_unawaited_step_takes_no_message(factory: ConnectionFactory) -> None:
+async def test_unawaited_anext_does_not_consume_a_message(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         messages = aiter(server)
         await client.send(b"kept")
@@ -33,7 +33,9 @@ async def test_unawaited_step_takes_no_message(factory: ConnectionFactory) -> No
             assert message == b"kept"
 
 
-async def test_step_takes_one_message_whoever_drives_it(factory: ConnectionFactory) -> None:
+async def test_manually_driven_anext_consumes_exactly_one_message(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair() as (client, server):
         messages = aiter(server)
         assert aiter(messages) is messages
@@ -53,7 +55,9 @@ async def test_step_takes_one_message_whoever_drives_it(factory: ConnectionFacto
             step.close()
 
 
-async def test_iteration_ends_repeatedly_after_close(factory: ConnectionFactory) -> None:
+async def test_anext_raises_stop_async_iteration_each_time_after_close(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair() as (client, server):
         messages = aiter(server)
         await client.send(b"last")

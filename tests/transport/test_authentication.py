@@ -87,7 +87,7 @@ async def dial(factory: ConnectionFactory, port: int, auth: bytes | None) -> Con
     [(KEY, OTHER), (None, KEY), (KEY, None), (KEY[:-1], KEY)],
     ids=["another", "none", "too many", "shorter"],
 )
-async def test_connect_requires_the_same_key(
+async def test_connect_fails_when_auth_keys_differ(
     factory: ConnectionFactory, ours: bytes | None, theirs: bytes | None
 ) -> None:
     async with await listening(factory, theirs) as listener:
@@ -98,7 +98,9 @@ async def test_connect_requires_the_same_key(
 
 
 @one_loop
-async def test_auth_key_must_have_16_bytes(factory: ConnectionFactory) -> None:
+async def test_auth_key_shorter_than_16_bytes_raises_value_error(
+    factory: ConnectionFactory,
+) -> None:
     for make in (listening(factory, b"short"), dial(factory, 1, b"short")):
         error = await ends(make, ValueError)
         assert "16" in str(error)
@@ -126,7 +128,7 @@ def stranger(
 HELLO = protocol.AuthHello(0, bytes(32))
 PROOF = protocol.AuthProof(0, bytes(32))
 
-LIES = {
+UNAUTHENTICATED_MESSAGES = {
     "a message": [frame(FrameKind.DATA, b"let me in")],
     "an offer": [rendezvous(1, Piece(4096, 1 << 20, 1))],
     "a request": [control(protocol.RegionRequest(1, 4096, Rights.READ, 0))],
@@ -146,15 +148,15 @@ LIES = {
 
 @one_loop
 @by_cm
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("violation", UNAUTHENTICATED_MESSAGES)
 async def test_peer_without_the_key_is_never_accepted(
-    factory: ConnectionFactory, lie: str, caplog: pytest.LogCaptureFixture
+    factory: ConnectionFactory, violation: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A ticket lets the peer start a handshake, but does not replace the key."""
     caplog.set_level(logging.INFO)
     async with factory.witness(), await listening(factory, KEY) as listener:
         async with admitted(factory, listener) as peer:
-            peer.send(*LIES[lie])
+            peer.send(*UNAUTHENTICATED_MESSAGES[violation])
             while True:
                 said = await peer.control()
                 if isinstance(said, protocol.Goodbye):
@@ -169,7 +171,7 @@ async def test_peer_without_the_key_is_never_accepted(
 @one_loop
 @pytest.mark.parametrize("via", ["cm", "tcp"])
 @pytest.mark.parametrize("said", ["a guess", "what another said"])
-async def test_auth_answer_is_valid_for_its_own_connection_only(
+async def test_replayed_key_proof_is_rejected_on_another_connection(
     factory: ConnectionFactory, via: Via, said: str
 ) -> None:
     """The messages that authenticated a client on one connection prove nothing on another."""
@@ -204,7 +206,9 @@ async def test_auth_answer_is_valid_for_its_own_connection_only(
 
 @one_loop
 @by_cm
-async def test_data_sent_directly_after_the_proof_is_received(factory: ConnectionFactory) -> None:
+async def test_data_sent_immediately_after_the_key_proof_is_received(
+    factory: ConnectionFactory,
+) -> None:
     """A fast peer may send data before the listener has processed its proof."""
     nonce = bytes(32)
     async with await listening(factory, KEY) as listener, admitted(factory, listener) as peer:
@@ -221,7 +225,9 @@ async def test_data_sent_directly_after_the_proof_is_received(factory: Connectio
 
 
 @one_loop
-async def test_silent_handshake_times_out_and_blocks_no_other(factory: ConnectionFactory) -> None:
+async def test_silent_handshake_times_out_without_blocking_other_clients(
+    factory: ConnectionFactory,
+) -> None:
     ask = RawPeer.connect if factory.via == "cm" else Stranger.connect
     async with (
         await replace(factory, auth=KEY).listen() as listener,
@@ -238,7 +244,7 @@ async def test_silent_handshake_times_out_and_blocks_no_other(factory: Connectio
 
 
 @contextmanager
-def nothing_is_made(listener: Listener) -> Iterator[None]:
+def no_resources_created(listener: Listener) -> Iterator[None]:
     """Check that the listener creates no queue pair and no memory.
 
     It would have to call `Acceptor.reserve_place` first.
@@ -248,7 +254,7 @@ def nothing_is_made(listener: Listener) -> Iterator[None]:
     reserve_place.assert_not_called()
 
 
-async def asks(factory: ConnectionFactory, listener: Listener, ticket: bytes) -> bytes:
+async def send_ticket(factory: ConnectionFactory, listener: Listener, ticket: bytes) -> bytes:
     """Return the data with which the listener rejects a client that sends this ticket."""
     if factory.via == "cm":
         async with raw_request(factory, listener.port, AUTHENTICATES + ticket) as (_, event):
@@ -263,10 +269,12 @@ async def asks(factory: ConnectionFactory, listener: Listener, ticket: bytes) ->
 
 
 @one_loop
-async def test_listener_creates_nothing_without_a_ticket(factory: ConnectionFactory) -> None:
+async def test_listener_allocates_no_resources_before_a_valid_ticket(
+    factory: ConnectionFactory,
+) -> None:
     async with await listening(factory, KEY) as listener:
-        with nothing_is_made(listener):
-            told = await asks(factory, listener, bytes(TICKET_SIZE))
+        with no_resources_created(listener):
+            told = await send_ticket(factory, listener, bytes(TICKET_SIZE))
             if factory.via == "cm":
                 assert told.startswith(CHALLENGE_MAGIC)
                 assert not listener._acceptor.handshakes
@@ -280,30 +288,32 @@ async def test_listener_creates_nothing_without_a_ticket(factory: ConnectionFact
 
 @one_loop
 @by_cm
-async def test_ticket_of_another_key_is_refused_as_such(factory: ConnectionFactory) -> None:
+async def test_ticket_from_a_different_key_is_rejected_as_wrong_key(
+    factory: ConnectionFactory,
+) -> None:
     async with await listening(factory, KEY) as listener:
-        challenge = (await asks(factory, listener, b""))[:CHALLENGE_SIZE]
-        with nothing_is_made(listener):
+        challenge = (await send_ticket(factory, listener, b""))[:CHALLENGE_SIZE]
+        with no_resources_created(listener):
             wrong = new_ticket(OTHER, challenge, AUTHENTICATES)
-            assert is_of_key(await asks(factory, listener, wrong))
+            assert is_of_key(await send_ticket(factory, listener, wrong))
 
 
 @one_loop
 @by_cm
-async def test_ticket_is_valid_once(factory: ConnectionFactory) -> None:
+async def test_ticket_cannot_be_reused(factory: ConnectionFactory) -> None:
     async with await listening(factory, KEY) as listener:
-        challenge = await asks(factory, listener, b"")
+        challenge = await send_ticket(factory, listener, b"")
         ticket = new_ticket(KEY, challenge[:CHALLENGE_SIZE], AUTHENTICATES)
         async with raw_request(factory, listener.port, AUTHENTICATES + ticket) as (_, event):
             assert event.type is cm.EventType.ESTABLISHED
-            with nothing_is_made(listener):
-                told = await asks(factory, listener, ticket)
+            with no_resources_created(listener):
+                told = await send_ticket(factory, listener, ticket)
         assert told == challenge
 
 
 @one_loop
 @by_cm
-async def test_client_requests_a_new_ticket_when_its_own_is_late(
+async def test_client_retries_with_a_new_ticket_after_rejection(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tickets = iter([bytes(TICKET_SIZE)])
@@ -320,7 +330,9 @@ async def test_client_requests_a_new_ticket_when_its_own_is_late(
 
 @one_loop
 @by_cm
-async def test_client_rejects_listener_that_lies_about_its_key(factory: ConnectionFactory) -> None:
+async def test_client_rejects_a_challenge_that_contradicts_its_key(
+    factory: ConnectionFactory,
+) -> None:
     """The challenge may contradict whether the client has a key, or be missing although the client
     has one.
     """
@@ -342,7 +354,7 @@ async def test_client_rejects_listener_that_lies_about_its_key(factory: Connecti
 
 # ---- the proof on the socket of the TCP bootstrap ------------------------------------------------
 
-EARLY_LIES = {
+INVALID_TICKETS = {
     "ready": READY,
     "a proof without a ticket": packed_control(HELLO) + packed_control(PROOF),
     "an offer again": MAGIC,
@@ -351,16 +363,16 @@ EARLY_LIES = {
 
 @one_loop
 @by_tcp
-@pytest.mark.parametrize("lie", EARLY_LIES)
-async def test_invalid_ticket_is_refused(factory: ConnectionFactory, lie: str) -> None:
+@pytest.mark.parametrize("violation", INVALID_TICKETS)
+async def test_invalid_ticket_is_refused(factory: ConnectionFactory, violation: str) -> None:
     async with await listening(factory, KEY) as listener:
-        with nothing_is_made(listener):
+        with no_resources_created(listener):
             async with Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES) as peer:
-                peer.writer.write(EARLY_LIES[lie])
+                peer.writer.write(INVALID_TICKETS[violation])
                 assert (await peer.reader.read()).startswith(REFUSED)
 
 
-SOCKET_LIES = {
+SOCKET_VIOLATIONS = {
     "ready": READY,
     "a connection": packed_control(
         protocol.ConnectRequest(1, 1, bytes(ENDPOINT_SIZE), bytes(HELLO_SIZE))
@@ -375,16 +387,16 @@ SOCKET_LIES = {
 
 @one_loop
 @by_tcp
-@pytest.mark.parametrize("lie", SOCKET_LIES)
-async def test_lie_on_the_bootstrap_socket_ends_the_handshake(
-    factory: ConnectionFactory, lie: str
+@pytest.mark.parametrize("violation", SOCKET_VIOLATIONS)
+async def test_protocol_violation_on_the_bootstrap_socket_aborts_handshake(
+    factory: ConnectionFactory, violation: str
 ) -> None:
     async with (
         factory.witness(),
         await listening(factory, KEY) as listener,
         stranger(factory, listener) as peer,
     ):
-        peer.writer.write(SOCKET_LIES[lie])
+        peer.writer.write(SOCKET_VIOLATIONS[violation])
         heard = await peer.rest()
         assert all(isinstance(message, protocol.AuthAnswer) for message in heard)
         await replace(factory, auth=KEY).works(listener)
@@ -392,7 +404,7 @@ async def test_lie_on_the_bootstrap_socket_ends_the_handshake(
 
 @one_loop
 @by_tcp
-async def test_first_frame_is_sealed_when_the_proof_used_the_socket(
+async def test_first_frame_is_encrypted_after_key_proof_over_tcp(
     factory: ConnectionFactory,
 ) -> None:
     encrypted = replace(factory, auth=KEY, encrypt=True)
@@ -411,7 +423,7 @@ async def test_first_frame_is_sealed_when_the_proof_used_the_socket(
 @one_loop
 @by_tcp
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
-async def test_listener_dials_no_endpoint_before_the_proof(
+async def test_listener_connects_to_client_endpoint_only_after_key_proof(
     factory: ConnectionFactory, key: bytes | None
 ) -> None:
     """The device connects to the address in the endpoint when its queue pair is connected.
@@ -483,7 +495,7 @@ async def test_bootstrap_over_tls_requires_a_trusted_certificate(
 
 @by_tcp
 @pytest.mark.parametrize("auth", [None, KEY], ids=["no key", "key"])
-async def test_listener_without_ssl_names_it_to_both_sides_when_the_peer_uses_tls(
+async def test_tls_client_and_plain_listener_both_report_the_ssl_mismatch(
     factory: ConnectionFactory, auth: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "aiordma.acceptor")
@@ -507,7 +519,7 @@ async def test_listener_without_ssl_names_it_to_both_sides_when_the_peer_uses_tl
 
 
 @by_tcp
-async def test_client_without_ssl_names_it_when_another_tls_server_answers(
+async def test_client_without_ssl_suggests_ssl_after_a_tls_alert(
     factory: ConnectionFactory,
 ) -> None:
     """A TLS server of another kind does not know the bootstrap, and answers with an alert."""
@@ -527,7 +539,7 @@ async def test_client_without_ssl_names_it_when_another_tls_server_answers(
 
 @one_loop
 @by_tcp
-async def test_ssl_is_rejected_for_other_bootstraps(factory: ConnectionFactory) -> None:
+async def test_ssl_is_rejected_for_non_tcp_bootstraps(factory: ConnectionFactory) -> None:
     context = ssl.create_default_context()
     wrong: Any = "a certificate"
     for make, kind, text in (

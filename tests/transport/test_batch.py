@@ -32,7 +32,7 @@ TRANSFER_SIZE = 8 << 20  # the longest single work request
 # ---- batches -------------------------------------------------------------------------------------
 
 
-async def test_batch_completes_at_the_end_of_its_scope(factory: ConnectionFactory) -> None:
+async def test_batch_completes_when_its_block_exits(factory: ConnectionFactory) -> None:
     async with factory.sharing(4096) as (client, _, there, remote):
         there.view[:8] = (7).to_bytes(8, "little")
         target = bytearray(100)
@@ -95,7 +95,7 @@ async def test_rejected_batch_read_leaves_its_target_unchanged(factory: Connecti
 
 @one_loop
 @by_cm
-async def test_batch_holds_its_buffers_until_the_end_of_scope(factory: ConnectionFactory) -> None:
+async def test_batch_releases_its_buffers_when_the_block_exits(factory: ConnectionFactory) -> None:
     """Buffers are held whether they are passed by name or by position, registered or not."""
     async with factory.sharing(64) as (client, _, there, remote):
         with client.alloc(8) as pooled:
@@ -117,7 +117,7 @@ async def test_batch_holds_its_buffers_until_the_end_of_scope(factory: Connectio
 
 @pytest.mark.parametrize("how", ["released", "handed over"])
 @one_loop
-async def test_batch_fails_when_its_region_is_given_up_inside(
+async def test_batch_fails_when_its_region_is_released_inside_the_block(
     factory: ConnectionFactory, how: str
 ) -> None:
     async with factory.pair() as (client, server):
@@ -170,7 +170,9 @@ async def test_exception_discards_the_batch(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_batch_call_raises_for_disallowed_operations(factory: ConnectionFactory) -> None:
+async def test_batch_rejects_operations_with_missing_rights_or_wrong_length(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.sharing(64, Rights.WRITE) as (client, _, there, remote):
         async with client.batch() as batch:
             with pytest.raises(RemoteRangeError):
@@ -184,7 +186,9 @@ async def test_batch_call_raises_for_disallowed_operations(factory: ConnectionFa
 
 
 @one_loop
-async def test_batch_posts_nothing_after_its_lease_ended(factory: ConnectionFactory) -> None:
+async def test_batch_raises_lease_ended_error_when_the_lease_has_ended(
+    factory: ConnectionFactory,
+) -> None:
     """The peer's device would refuse such an operation, which would break the connection."""
     async with factory.pair() as (client, server):
         region = await client.request_region(64, access=ALL)
@@ -193,7 +197,7 @@ async def test_batch_posts_nothing_after_its_lease_ended(factory: ConnectionFact
 
 
 @one_loop
-async def test_batch_rejects_operations_outside_its_scope(factory: ConnectionFactory) -> None:
+async def test_batch_rejects_operations_outside_its_block(factory: ConnectionFactory) -> None:
     async with factory.sharing(64) as (client, _, _, remote):
         batch = client.batch()
         with pytest.raises(BufferStateError):
@@ -205,7 +209,7 @@ async def test_batch_rejects_operations_outside_its_scope(factory: ConnectionFac
 
 
 @one_loop
-async def test_batch_raises_connection_closed_error(factory: ConnectionFactory) -> None:
+async def test_batch_raises_connection_closed_error_after_close(factory: ConnectionFactory) -> None:
     async with factory.sharing(64) as (client, _, _, remote):
 
         async def close_inside() -> None:
@@ -220,7 +224,7 @@ async def test_batch_raises_connection_closed_error(factory: ConnectionFactory) 
 
 
 @one_loop
-async def test_batch_executes_operations_before_the_failing_one_only(
+async def test_failing_batch_operation_prevents_later_operations(
     factory: ConnectionFactory,
 ) -> None:
     """The device reports the failure for a request that was not signaled."""

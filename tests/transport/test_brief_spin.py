@@ -92,7 +92,9 @@ async def test_writing_task_does_not_starve_other_tasks(factory: ConnectionFacto
 
 
 @one_loop
-async def test_writes_wait_for_the_loop_when_polling_is_off(factory: ConnectionFactory) -> None:
+async def test_writes_complete_in_the_event_loop_when_polling_is_disabled(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.sharing(64, config=Config(polling=0)) as (client, _, _, remote):
         with client.alloc(64) as buffer:
             turns = Turns()
@@ -102,7 +104,7 @@ async def test_writes_wait_for_the_loop_when_polling_is_off(factory: ConnectionF
 
 
 @pytest.mark.usefixtures("patient")
-async def test_messages_found_by_polling_of_another_task_keep_order(
+async def test_each_task_receives_its_own_reply_when_another_task_polls(
     factory: ConnectionFactory,
 ) -> None:
     """A task that was just resumed polls, and finds messages that other tasks wait for.

@@ -33,7 +33,7 @@ async def test_messages_sent_in_one_iteration_share_a_frame(factory: ConnectionF
         await asyncio.gather(*sends)
 
 
-async def test_messages_awaited_one_by_one_have_their_own_frames(
+async def test_messages_awaited_one_by_one_are_sent_in_separate_frames(
     factory: ConnectionFactory,
 ) -> None:
     async with victim(factory) as (conn, peer):
@@ -43,7 +43,7 @@ async def test_messages_awaited_one_by_one_have_their_own_frames(
         assert await frames(peer, SMALL.data_receives) == expected
 
 
-async def test_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -> None:
+async def test_bundle_does_not_exceed_the_size_of_a_receive(factory: ConnectionFactory) -> None:
     """Messages that do not fit into a bundle are sent alone, and all messages stay in order."""
     async with victim(factory) as (conn, peer):
         sizes = [0, ALONE, ALONE, 40, SMALL.eager_size - HEADER_SIZE]
@@ -56,7 +56,7 @@ async def test_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -> 
         await asyncio.gather(*sends)
 
 
-async def test_more_messages_than_max_bundle_are_all_received(factory: ConnectionFactory) -> None:
+async def test_messages_beyond_the_bundle_limit_are_received(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         sends = [client.send_nowait(b"") for _ in range(3 * MAX_BUNDLE)]
         for _ in sends:
@@ -69,9 +69,7 @@ async def taken(conn: Connection, count: int) -> None:
         (await conn.recv()).release()
 
 
-async def test_receive_of_a_bundle_is_freed_with_its_last_message(
-    factory: ConnectionFactory,
-) -> None:
+async def test_bundle_credit_is_returned_after_its_last_message(factory: ConnectionFactory) -> None:
     """A peer must not exceed the memory of its credits by sending many messages in one frame."""
     async with victim(factory) as (conn, peer):
         full = SMALL.data_receives

@@ -36,7 +36,7 @@ pytestmark = on_pair
 
 
 @on_device
-async def test_connect_cancelled_at_any_time_leaves_the_listener_working(
+async def test_listener_keeps_accepting_after_cancelled_connects(
     factory: ConnectionFactory,
 ) -> None:
     """The listener may already have made its side of the cancelled connection."""
@@ -68,7 +68,7 @@ async def test_connect_cancelled_at_any_time_leaves_the_listener_working(
 
 
 @on_device
-async def test_accept_cancelled_at_any_time_loses_no_connection(factory: ConnectionFactory) -> None:
+async def test_cancelled_accept_does_not_lose_the_connection(factory: ConnectionFactory) -> None:
     async with await factory.listen() as listener:
         for count in factory.cancel_points:
             connecting = asyncio.create_task(factory.connect(listener.port))
@@ -85,7 +85,7 @@ async def drain(conn: Connection) -> None:
         (await conn.recv()).release()
 
 
-async def test_close_cancelled_at_any_time_ends_the_connection(factory: ConnectionFactory) -> None:
+async def test_connection_ends_when_its_close_is_cancelled(factory: ConnectionFactory) -> None:
     for count in factory.cancel_points:
         async with factory.pair() as (client, server):
             sends = [asyncio.create_task(client.send(bytes(5000))) for _ in range(20)]
@@ -128,7 +128,7 @@ async def test_dropped_operation_behaves_as_if_cancelled(factory: ConnectionFact
         await asyncio.gather(*sends, last)
 
 
-async def test_operation_can_be_awaited_once_and_is_named_in_repr(
+async def test_operation_raises_runtime_error_when_awaited_twice(
     factory: ConnectionFactory,
 ) -> None:
     """asyncio shows the operation in the repr of the task that awaits it."""

@@ -89,7 +89,9 @@ async def next_of(factory: ConnectionFactory, listener: Listener) -> tuple[Conne
 
 
 @one_loop
-async def test_inband_connection_has_its_own_limits(factory: ConnectionFactory) -> None:
+async def test_inband_connection_uses_its_own_message_size_limits(
+    factory: ConnectionFactory,
+) -> None:
     async with await factory.listen(replace(SMALL, max_message=70_000)) as listener:
         client, server = await factory.both(listener)
         other, its_server = await factory.both(listener, replace(SMALL, max_message=50_000))
@@ -100,7 +102,7 @@ async def test_inband_connection_has_its_own_limits(factory: ConnectionFactory) 
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["client", "server"])
-async def test_closing_one_inband_connection_keeps_the_others(
+async def test_closing_one_inband_connection_does_not_affect_others(
     factory: ConnectionFactory, side: int
 ) -> None:
     """The connections end in order or without notice, and the other side learns of each end.
@@ -124,7 +126,7 @@ async def test_closing_one_inband_connection_keeps_the_others(
 
 
 @one_loop
-async def test_shared_socket_closes_with_its_last_connection(factory: ConnectionFactory) -> None:
+async def test_shared_socket_closes_after_its_last_connection(factory: ConnectionFactory) -> None:
     async with await factory.listen() as listener:
         pairs = [await factory.both(listener) for _ in range(3)]
         known = [group(conn) for conn in pairs[0]]
@@ -144,7 +146,7 @@ async def test_shared_socket_closes_with_its_last_connection(factory: Connection
         await until(lambda: not any(one is None or list(one) for one in known))
 
 
-async def test_inband_connects_fall_back_to_sockets_without_credit(
+async def test_inband_connects_fall_back_to_sockets_when_credits_run_out(
     factory: ConnectionFactory,
 ) -> None:
     async with first(factory) as (listener, client, server):
@@ -161,7 +163,9 @@ async def test_inband_connects_fall_back_to_sockets_without_credit(
 
 
 @one_loop
-async def test_inband_request_waits_for_the_key_proof(factory: ConnectionFactory) -> None:
+async def test_inband_handler_is_installed_only_on_open_connections(
+    factory: ConnectionFactory,
+) -> None:
     factory = replace(factory, auth=KEY)
     async with first(factory) as (listener, client, _):
         known = group(client)
@@ -181,7 +185,7 @@ async def test_inband_request_waits_for_the_key_proof(factory: ConnectionFactory
 
 
 @one_loop
-async def test_inband_can_be_turned_off_by_either_side(factory: ConnectionFactory) -> None:
+async def test_either_side_can_disable_inband_connections(factory: ConnectionFactory) -> None:
     """Connecting from a different source address does not use in-band either."""
     alone = replace(SMALL, in_band=False)
     async with first(factory) as (listener, client, _):
@@ -202,7 +206,7 @@ async def test_inband_can_be_turned_off_by_either_side(factory: ConnectionFactor
 
 
 @one_loop
-async def test_inband_connection_proves_the_key_itself(factory: ConnectionFactory) -> None:
+async def test_inband_connect_with_a_wrong_key_is_refused(factory: ConnectionFactory) -> None:
     """A connection with the right key must not let in a request with another key."""
 
     factory = replace(factory, auth=KEY)
@@ -246,7 +250,7 @@ async def never_arrives(channel: ControlChannel, member: GroupMember) -> None:
 
 
 @one_loop
-async def test_inband_connect_falls_back_when_handshakes_are_exhausted(
+async def test_inband_connect_falls_back_when_max_handshakes_is_reached(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An in-band handshake is limited in time like one on a socket, and does not keep out peers
@@ -320,7 +324,7 @@ ENDS: dict[str, Callable[[Connection, Connection], Coroutine[Any, Any, None] | N
 
 
 @pytest.mark.parametrize("how", ENDS)
-async def test_inband_connect_succeeds_when_the_carrying_connection_ends(
+async def test_inband_connect_succeeds_when_the_existing_connection_ends(
     factory: ConnectionFactory, how: str
 ) -> None:
     """The carrying connection may end at any step of the handshake."""
@@ -339,7 +343,9 @@ async def test_inband_connect_succeeds_when_the_carrying_connection_ends(
         await until(lambda: connections_counted(listener) == 0)
 
 
-async def test_cancelled_inband_connect_leaves_nothing_behind(factory: ConnectionFactory) -> None:
+async def test_cancelled_inband_connect_leaves_no_connection_behind(
+    factory: ConnectionFactory,
+) -> None:
     """This holds on both sides and at every step of the handshake."""
     async with first(factory) as (listener, client, server):
         accepting = asyncio.create_task(abandon(listener))
@@ -363,7 +369,9 @@ async def abandon(listener: Listener) -> None:
 
 
 @one_loop
-async def test_inband_connect_ends_when_the_listener_is_closed(factory: ConnectionFactory) -> None:
+async def test_inband_connect_does_not_hang_when_the_listener_closes(
+    factory: ConnectionFactory,
+) -> None:
     """The client is told immediately, at whatever step the listener is closed."""
     patient = replace(SMALL, connect_timeout=1000)
     for count in factory.cancel_points:
@@ -380,7 +388,7 @@ async def test_inband_connect_ends_when_the_listener_is_closed(factory: Connecti
 
 
 @one_loop
-async def test_peer_death_is_noticed_after_the_socket_opener_closed(
+async def test_peer_death_is_detected_after_the_first_connection_closes(
     factory: ConnectionFactory,
 ) -> None:
     """The connections that still share the socket notice immediately, although none of them opened
@@ -411,7 +419,7 @@ def ask(peer: RawPeer, request_id: int, number: int) -> bytes:
     return control(protocol.ConnectRequest(request_id, number, local.pack(), hello().pack()))
 
 
-LIES: dict[str, Callable[[RawPeer], list[bytes]]] = {
+INVALID_MESSAGES: dict[str, Callable[[RawPeer], list[bytes]]] = {
     "no endpoint": lambda peer: [control(REQUEST)],
     "no hello": lambda peer: [
         control(REQUEST._replace(endpoint=peer.qp.endpoint().pack(), hello=bytes(32)))
@@ -423,14 +431,14 @@ LIES: dict[str, Callable[[RawPeer], list[bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("violation", INVALID_MESSAGES)
 @one_loop
-async def test_inband_lie_to_a_listener_ends_its_connection(
-    factory: ConnectionFactory, lie: str
+async def test_invalid_inband_message_to_the_listener_ends_the_connection(
+    factory: ConnectionFactory, violation: str
 ) -> None:
     async with first(factory) as (listener, client, server):
         async with RawPeer.connect(factory, listener.port) as peer, await listener.accept() as conn:
-            peer.send(*LIES[lie](peer))
+            peer.send(*INVALID_MESSAGES[violation](peer))
             await ends(conn.recv(), ProtocolError)
         await until(lambda: connections_counted(listener) == 1)
         await check_alive(client, server)
@@ -440,7 +448,7 @@ async def test_inband_lie_to_a_listener_ends_its_connection(
     "message", [REQUEST, protocol.ConnectReply(1, *REQUEST[2:]), protocol.ReadyToUse(0)]
 )
 @one_loop
-async def test_inband_lie_to_the_client_ends_its_connection(
+async def test_invalid_inband_message_to_the_client_ends_the_connection(
     factory: ConnectionFactory, message: protocol.Message
 ) -> None:
     async with first(factory) as (_, client, server):
@@ -467,20 +475,20 @@ async def test_inband_requests_beyond_max_handshakes_are_refused(
         await until(lambda: connections_counted(listener) == 0)
 
 
-ANSWERS: dict[str, Callable[[protocol.ConnectRequest], protocol.Message]] = {
+INVALID_RESPONSES: dict[str, Callable[[protocol.ConnectRequest], protocol.Message]] = {
     "what it was told": lambda ask: protocol.ConnectReply(ask.request_id, ask.endpoint, ask.hello),
     "no endpoint": lambda ask: protocol.ConnectReply(ask.request_id, ENDPOINT, ask.hello),
     "no hello": lambda ask: protocol.ConnectReply(ask.request_id, ask.endpoint, bytes(32)),
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("answer", INVALID_RESPONSES)
 @one_loop
-async def test_invalid_inband_answer_ends_one_connection(
+async def test_invalid_inband_response_fails_only_the_new_connection(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     def say(self: connect_inband.Responder, ask: protocol.ConnectRequest) -> None:
-        self.channel.send(ANSWERS[answer](ask))
+        self.channel.send(INVALID_RESPONSES[answer](ask))
 
     monkeypatch.setattr(connect_inband.Responder, "_on_request", say)
     async with first(factory) as (listener, client, server):
@@ -503,7 +511,7 @@ async def test_inband_refusal_text_is_escaped(
 
 
 @one_loop
-async def test_connection_breaks_when_peer_does_not_read_its_socket(
+async def test_connection_breaks_when_the_peer_stops_reading_its_socket(
     factory: ConnectionFactory,
 ) -> None:
     """The numbers of ended connections would otherwise pile up for this peer."""
@@ -522,7 +530,7 @@ async def test_connection_breaks_when_peer_does_not_read_its_socket(
 
 
 @one_loop
-async def test_ended_message_affects_only_connections_of_its_socket(
+async def test_end_notice_affects_only_connections_sharing_its_socket(
     factory: ConnectionFactory,
 ) -> None:
     async with first(factory) as (listener, client, server):

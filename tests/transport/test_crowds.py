@@ -91,7 +91,7 @@ async def dial(
 @pytest.mark.parametrize("kind", ["nothing", "a part", "all of the first message"])
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
 @one_loop
-async def test_honest_client_connects_beside_thousands_of_strangers(
+async def test_client_connects_despite_thousands_of_incomplete_handshakes(
     factory: ConnectionFactory, kind: str, key: bytes | None
 ) -> None:
     """Handshakes have no time limit here, so only the admission rule makes room.
@@ -117,7 +117,7 @@ async def test_honest_client_connects_beside_thousands_of_strangers(
 @by_cm
 @one_loop
 @pytest.mark.parametrize("step", ["refusal", "challenge", "handshake"])
-async def test_handshakes_leave_open_connections_their_time(
+async def test_handshakes_do_not_starve_established_connections(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Each fruitless handshake takes half of the time that may be used at once.
@@ -181,7 +181,9 @@ async def test_handshakes_leave_open_connections_their_time(
 
 
 @one_loop
-async def test_strangers_take_no_place_of_a_connection(factory: ConnectionFactory) -> None:
+async def test_unauthenticated_peers_do_not_count_towards_max_connections(
+    factory: ConnectionFactory,
+) -> None:
     """Peers without the key do not count as connections and do not even reach a handshake.
 
     No peer, honest or not, is turned away to make room for them.
@@ -215,33 +217,35 @@ async def test_failed_handshakes_are_limited_per_host(
     monkeypatch.setattr(admission_control, "HOST_BURST", 3)
     monkeypatch.setattr(admission_control, "HOST_RATE", 1e-6)
     async with await listening(factory, KEY) as listener:
-        await elsewhere_is_let_in(factory, listener)
+        await connect_from_another_host(factory, listener)
         for _ in range(3):
-            await fails(factory, listener)
+            await fail_handshake(factory, listener)
         for key in (WRONG, KEY, None):
             error = await ends(dial(factory, listener.port, key), RejectedError)
             assert "too many handshakes have used a wrong key" in str(error)
-        await elsewhere_is_let_in(factory, listener)
+        await connect_from_another_host(factory, listener)
     said = [text for text in caplog.messages if "for a while: too many" in text]
     assert len(said) == 1
     assert said[0].startswith(f"rejecting handshakes from {factory.host} ")
 
 
-async def fails(factory: ConnectionFactory, listener: Listener, source: str | None = None) -> None:
+async def fail_handshake(
+    factory: ConnectionFactory, listener: Listener, source: str | None = None
+) -> None:
     """Try to connect with a wrong key, and wait until the listener has noticed the failure."""
     await ends(dial(factory, listener.port, WRONG, source), AuthenticationError)
     while listener._acceptor._handshakes:
         await yield_loop(1)
 
 
-async def elsewhere_is_let_in(factory: ConnectionFactory, listener: Listener) -> None:
+async def connect_from_another_host(factory: ConnectionFactory, listener: Listener) -> None:
     client = await dial(factory, listener.port, KEY, ELSEWHERE)
     async with client, await listener.accept() as server:
         await check_alive(client, server)
 
 
 @one_loop
-async def test_successful_proof_resets_the_failures_of_its_host(
+async def test_successful_key_proof_resets_the_failure_count_of_the_host(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One program with a wrong key must not shut out the other programs on its host."""
@@ -250,14 +254,14 @@ async def test_successful_proof_resets_the_failures_of_its_host(
     async with await listening(factory, KEY) as listener:
         for _ in range(3):
             for _ in range(2):
-                await fails(factory, listener)
+                await fail_handshake(factory, listener)
             client = await dial(factory, listener.port, KEY)
             async with client, await listener.accept() as server:
                 await check_alive(client, server)
 
 
 @one_loop
-async def test_silent_peers_do_not_count_as_failures(
+async def test_silent_peers_do_not_count_as_failed_handshakes(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Silent peers try no key, so they do not keep out others of their host."""

@@ -61,7 +61,7 @@ def waits(conn: Connection) -> list[asyncio.Task[object]]:
 
 
 @pytest.mark.parametrize("kind", [EventType.QP_FATAL, EventType.CQ_ERR, EventType.DEVICE_FATAL])
-async def test_every_wait_ends_with_the_device_event(
+async def test_pending_waits_fail_with_device_event_error(
     factory: ConnectionFactory, kind: EventType
 ) -> None:
     async with factory.pair() as (client, server):
@@ -113,7 +113,7 @@ async def test_device_fatal_event_is_the_cause_of_every_failure(factory: Connect
 FAILURE = ConnectionBrokenError("the first failure")
 
 
-async def test_failure_during_a_post_ends_the_connection_afterwards(
+async def test_post_failure_ends_the_connection_in_the_next_iteration(
     factory: ConnectionFactory,
 ) -> None:
     """The connection ends in the loop's next iteration, but appears closed immediately."""
@@ -143,7 +143,7 @@ EVENTS: dict[str, Callable[[Connection], object]] = {
 
 @pytest.mark.parametrize("event", EVENTS)
 @one_loop
-async def test_first_failure_stays_the_cause(factory: ConnectionFactory, event: str) -> None:
+async def test_first_failure_remains_the_root_cause(factory: ConnectionFactory, event: str) -> None:
     async with factory.pair() as (client, _):
         if event == "close":  # the close starts in the next iteration, before the failure
             EVENTS[event](client)
@@ -179,7 +179,7 @@ async def test_failure_during_the_handshake_is_raised_by_connect(
 
 
 @pytest.mark.any_device
-def test_failure_after_the_loop_closed_calls_nothing() -> None:
+def test_failure_after_the_loop_closed_is_ignored() -> None:
     """The end of a loop has already released everything."""
     loop = asyncio.new_event_loop()
     loop.close()
@@ -209,7 +209,7 @@ async def iterate(listener: Listener) -> object:
 
 @pytest.mark.parametrize("wait", [accept, iterate])
 @pytest.mark.parametrize("anywhere", [False, True])
-async def test_listener_ends_with_its_device(
+async def test_listener_raises_device_event_error_when_its_device_fails(
     factory: ConnectionFactory,
     wait: Callable[[Listener], Coroutine[Any, Any, object]],
     anywhere: bool,
@@ -276,7 +276,9 @@ async def test_server_can_be_restarted_after_its_device_failed(
     await ends(serving, asyncio.CancelledError)
 
 
-async def test_stream_server_ends_with_its_device(factory: ConnectionFactory, fails: bool) -> None:
+async def test_serve_forever_raises_device_event_error_when_the_device_fails(
+    factory: ConnectionFactory, fails: bool
+) -> None:
     if not fails:
         return
     server = await start_stream_server(
@@ -293,7 +295,7 @@ async def test_stream_server_ends_with_its_device(factory: ConnectionFactory, fa
 
 @one_loop
 @by_tcp
-async def test_listener_ends_when_its_device_cannot_be_opened(
+async def test_accept_raises_device_event_error_when_the_device_was_removed(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device was removed while nothing was connected, so the next peer finds out."""
@@ -311,7 +313,9 @@ async def test_listener_ends_when_its_device_cannot_be_opened(
 @pytest.mark.any_device
 @by_tcp
 @one_loop
-async def test_connections_avoid_an_overrun_completion_queue(factory: ConnectionFactory) -> None:
+async def test_new_connections_work_after_a_completion_queue_overrun(
+    factory: ConnectionFactory,
+) -> None:
     """The listener keeps the driver and its overrun completion queue alive."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)

@@ -99,7 +99,7 @@ async def test_connection_dropped_with_work_in_flight_is_freed(factory: Connecti
 
 
 @one_loop
-async def test_connection_dropped_in_another_thread_ends_in_its_loop(
+async def test_connection_garbage_collected_in_another_thread_is_closed(
     factory: ConnectionFactory,
 ) -> None:
     """The garbage collector may run in any thread."""
@@ -113,7 +113,7 @@ async def test_connection_dropped_in_another_thread_ends_in_its_loop(
         await server.close()
 
 
-async def test_dropped_listener_frees_its_port_and_ends_pending_peers(
+async def test_dropped_listener_frees_its_port_and_disconnects_pending_clients(
     factory: ConnectionFactory,
 ) -> None:
     before = live()
@@ -153,7 +153,9 @@ async def test_dropped_verbs_object_warns_and_is_freed(
 
 
 @one_loop
-async def test_dropped_id_lives_as_long_as_its_queue_pair(factory: ConnectionFactory) -> None:
+async def test_connection_id_stays_open_while_its_queue_pair_is_referenced(
+    factory: ConnectionFactory,
+) -> None:
     """The connection stays up until its queue pair is dropped as well."""
     async with AsyncConnectionId(factory.device) as listener:
         listener.id.bind_addr((factory.host, 0))
@@ -177,7 +179,7 @@ async def test_dropped_id_lives_as_long_as_its_queue_pair(factory: ConnectionFac
 
 
 @one_loop
-async def test_server_without_reference_keeps_serving(factory: ConnectionFactory) -> None:
+async def test_unreferenced_server_keeps_serving(factory: ConnectionFactory) -> None:
     """Like a server of asyncio, it serves until its loop ends. `test_loops.py` tests the end."""
 
     server = await start_server(echo, factory.host, **factory.where)

@@ -137,7 +137,7 @@ async def victim(factory: ConnectionFactory) -> AsyncIterator[tuple[Connection, 
 
 
 @by_cm
-async def test_only_the_first_frame_is_in_clear(factory: ConnectionFactory) -> None:
+async def test_only_the_first_frame_is_sent_unencrypted(factory: ConnectionFactory) -> None:
     """The peer is honest.
 
     It exchanges single and bundled messages, a long message, and control messages.
@@ -178,7 +178,9 @@ async def test_only_the_first_frame_is_in_clear(factory: ConnectionFactory) -> N
 
 @by_cm
 @one_loop
-async def test_encrypted_message_offered_by_a_peer_is_decrypted(factory: ConnectionFactory) -> None:
+async def test_long_message_from_an_encrypting_peer_is_decrypted(
+    factory: ConnectionFactory,
+) -> None:
     async with victim(factory) as (conn, peer):
         offered, seal = seal_payload(LONG, bytes(range(32)))
         with peer.raw.qp.pd.reg_mr(bytearray(offered), REMOTE_READ) as memory:
@@ -210,7 +212,7 @@ async def broken(conn: Connection, peer: SealedPeer) -> str:
     return str(error)
 
 
-def test_change_of_any_bit_raises_integrity_error() -> None:
+def test_flipping_any_bit_of_a_frame_raises_integrity_error() -> None:
     """The frame has a header, a text and a tag, and each of their bits is flipped in turn."""
     plain = frame(FrameKind.DATA, LETTER)
 
@@ -230,7 +232,7 @@ def test_change_of_any_bit_raises_integrity_error() -> None:
 
 
 TEXT = frame(FrameKind.DATA, LETTER)
-LIES: dict[str, Callable[[SealedPeer], list[bytes]]] = {
+FORGED_FRAMES: dict[str, Callable[[SealedPeer], list[bytes]]] = {
     "replayed": lambda peer: 2 * [peer.sending.seal(TEXT)],
     "swapped": lambda peer: [peer.sending.seal(TEXT) for _ in range(2)][::-1],
     "left out": lambda peer: [peer.sending.seal(TEXT) for _ in range(2)][1:],
@@ -245,13 +247,13 @@ LIES: dict[str, Callable[[SealedPeer], list[bytes]]] = {
 
 @by_cm
 @one_loop
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("forgery", FORGED_FRAMES)
 async def test_forged_frame_ends_the_encrypted_connection(
-    factory: ConnectionFactory, lie: str
+    factory: ConnectionFactory, forgery: str
 ) -> None:
     async with factory.witness(), victim(factory) as (conn, peer):
-        peer.raw.send(*LIES[lie](peer))
-        if lie == "replayed":
+        peer.raw.send(*FORGED_FRAMES[forgery](peer))
+        if forgery == "replayed":
             with await conn.recv() as message:  # the first of the two copies
                 assert message == LETTER
         await broken(conn, peer)
@@ -261,7 +263,7 @@ async def test_forged_frame_ends_the_encrypted_connection(
 @one_loop
 @pytest.mark.parametrize("into", [False, True], ids=["recv", "recv_into"])
 @pytest.mark.parametrize("change", ["the memory", "the key", "the tag"])
-async def test_changed_long_message_is_not_delivered(
+async def test_tampered_long_message_is_not_delivered(
     factory: ConnectionFactory, change: str, into: bool
 ) -> None:
     async with factory.witness(), victim(factory) as (conn, peer):
@@ -278,7 +280,7 @@ async def test_changed_long_message_is_not_delivered(
 
 @by_cm
 @one_loop
-async def test_rendezvous_without_seal_raises_protocol_error(factory: ConnectionFactory) -> None:
+async def test_unsealed_long_message_raises_protocol_error(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(rendezvous(1, Piece(4096, 1 << 20, 1)))
         await ends(conn.recv(), ProtocolError)
@@ -298,7 +300,7 @@ def rekey_after(conn: Connection, *, sent: int, received: int, by_bytes: bool) -
 
 
 @pytest.mark.parametrize("by_bytes", [False, True], ids=["frames", "bytes"])
-async def test_traffic_keys_are_renewed_by_frames_and_bytes(
+async def test_traffic_keys_are_renewed_after_the_frame_or_byte_limit(
     factory: ConnectionFactory, by_bytes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both sides must switch to the next key of a direction at the same frame."""
@@ -323,7 +325,7 @@ async def test_traffic_keys_are_renewed_by_frames_and_bytes(
 
 @by_cm
 @one_loop
-async def test_model_peer_renews_keys_in_step(factory: ConnectionFactory) -> None:
+async def test_both_sides_renew_keys_at_the_same_frame(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         sealing = conn._messages.outbox.sealing
         assert sealing
@@ -338,7 +340,7 @@ async def test_model_peer_renews_keys_in_step(factory: ConnectionFactory) -> Non
 
 @one_loop
 @by_tcp
-async def test_each_connection_has_its_own_keys(factory: ConnectionFactory) -> None:
+async def test_each_connection_generates_its_own_key_pair(factory: ConnectionFactory) -> None:
     """This includes connections opened in-band over another one."""
     async with await factory.listen() as listener:
         pairs = [await factory.both(listener) for _ in range(3)]
@@ -372,7 +374,7 @@ def halves(heard: Callable[[protocol.Message], protocol.Message]) -> tuple[KeyPr
 
 
 @one_loop
-async def test_replaced_public_key_fails_authentication() -> None:
+async def test_authentication_fails_when_the_public_key_is_replaced() -> None:
     """A man in the middle would share a secret with each side.
 
     The proofs authenticate the public keys.
@@ -395,7 +397,7 @@ async def test_replaced_public_key_fails_authentication() -> None:
 
 
 @one_loop
-async def test_invalid_public_key_fails_authentication() -> None:
+async def test_authentication_fails_for_an_invalid_public_key() -> None:
     def zeros(message: protocol.Message) -> protocol.Message:
         if isinstance(message, protocol.AuthHello):
             return message._replace(nonce=bytes(32))
@@ -410,7 +412,9 @@ async def test_invalid_public_key_fails_authentication() -> None:
 
 
 @one_loop
-async def test_memory_operations_raise_unencrypted_error(factory: ConnectionFactory) -> None:
+async def test_memory_operations_raise_unencrypted_error_when_encrypted(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair() as (client, server):
         with client.alloc(64) as buffer:
             for refused in (
@@ -435,7 +439,7 @@ async def test_memory_operations_raise_unencrypted_error(factory: ConnectionFact
     [protocol.RegionRequest(1, 4096, Rights.READ, 0), protocol.RegionRelease(0, 1)],
     ids=lambda message: type(message).__name__,
 )
-async def test_memory_request_of_the_peer_ends_the_encrypted_connection(
+async def test_memory_request_from_the_peer_ends_an_encrypted_connection(
     factory: ConnectionFactory, message: protocol.Message
 ) -> None:
     async with victim(factory) as (conn, peer):
@@ -460,7 +464,7 @@ async def test_write_with_immediate_ends_the_encrypted_connection(
 
 @pytest.mark.parametrize("theirs", [False, True, "messages"])
 @pytest.mark.parametrize("ours", [False, True, "messages"])
-async def test_both_sides_must_choose_the_same_encryption(
+async def test_connect_fails_when_encryption_settings_differ(
     factory: ConnectionFactory, ours: Encrypt, theirs: Encrypt, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -492,7 +496,7 @@ async def test_encrypt_requires_an_auth_key(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_encrypt_advises_the_extra_when_cryptography_is_missing(
+async def test_encrypt_suggests_the_pip_extra_when_cryptography_is_missing(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The package is imported only when it is needed."""
@@ -526,7 +530,9 @@ async def test_prepared_connections_are_encrypted(factory: ConnectionFactory) ->
 
 
 @one_loop
-async def test_streams_servers_and_reconnect_are_encrypted(factory: ConnectionFactory) -> None:
+async def test_streams_and_reconnect_use_encryption_when_enabled(
+    factory: ConnectionFactory,
+) -> None:
     async def echo_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read())
         writer.close()

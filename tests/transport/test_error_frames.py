@@ -149,7 +149,7 @@ async def given(factory: ConnectionFactory) -> Any:
 @one_loop
 @pytest.mark.needs("faults")
 @pytest.mark.parametrize("use", UNREGISTERED.values(), ids=UNREGISTERED)
-async def test_registration_error_holds_no_memory(
+async def test_registration_error_does_not_keep_buffers_alive(
     given: Given, device_name: str, use: Callable[[Given, Any], Any]
 ) -> None:
     with testing.faults(register=1, device=device_name):
@@ -159,7 +159,7 @@ async def test_registration_error_holds_no_memory(
 
 @one_loop
 @pytest.mark.parametrize(("size", "use"), REFUSED.values(), ids=REFUSED)
-async def test_rejected_call_error_holds_no_memory(
+async def test_rejected_call_error_does_not_keep_buffers_alive(
     given: Given, size: int, use: Callable[[Given, Any], Any]
 ) -> None:
     kinds = (ValueError, VerbsError, LimitError, UnsupportedError)
@@ -167,7 +167,7 @@ async def test_rejected_call_error_holds_no_memory(
 
 
 @one_loop
-async def test_read_only_target_error_holds_no_memory(given: Given) -> None:
+async def test_read_only_target_error_does_not_keep_buffers_alive(given: Given) -> None:
     uses: list[Callable[[Given, Any], Any]] = [
         lambda given, memory: given.client.read(given.remote[:100], memory),
         lambda given, memory: given.client.recv_into(memory),
@@ -179,7 +179,7 @@ async def test_read_only_target_error_holds_no_memory(given: Given) -> None:
 
 @one_loop
 @pytest.mark.needs("device memory")
-async def test_device_memory_error_holds_no_memory(given: Given) -> None:
+async def test_device_memory_error_does_not_keep_buffers_alive(given: Given) -> None:
     with given.pd.context.alloc_dm(4096) as dm:
         uses: list[Callable[[Given, Any], Any]] = [
             lambda _, memory: dm.write(memory, 4000),

@@ -41,7 +41,7 @@ async def withdrawn(owner: Connection, user: Connection, memory: Buffer) -> Remo
     return region
 
 
-async def test_failed_write_and_flushed_operations_name_the_cause(
+async def test_flushed_operations_report_the_failed_write_as_cause(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.sharing(8192) as (client, server, _, remote):
@@ -96,7 +96,7 @@ OPERATIONS: dict[str, Callable[[Connection, Buffer, RemoteRegion], Awaitable[obj
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_failed_operation_names_peer_and_region(
+async def test_failed_operation_error_contains_peer_and_region(
     factory: ConnectionFactory, operation: str
 ) -> None:
     async with factory.pair() as (client, server):
@@ -109,7 +109,7 @@ async def test_failed_operation_names_peer_and_region(
             assert str(error).startswith(region), error
 
 
-async def test_pending_send_names_itself_when_aborted(factory: ConnectionFactory) -> None:
+async def test_aborted_send_error_contains_size_and_peer(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, _):
         sends = [asyncio.ensure_future(client.send(pattern(600))) for _ in range(20)]
         await yield_loop(2)
@@ -119,7 +119,7 @@ async def test_pending_send_names_itself_when_aborted(factory: ConnectionFactory
         await asyncio.gather(*sends, return_exceptions=True)
 
 
-async def test_refused_request_names_the_peer(
+async def test_refused_region_request_error_contains_the_peer(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with factory.pair() as (client, server):
@@ -131,7 +131,7 @@ async def test_refused_request_names_the_peer(
         await check_alive(client, server)
 
 
-async def test_range_error_names_its_region(factory: ConnectionFactory) -> None:
+async def test_range_error_contains_the_region_id(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(64) as memory, client.alloc(64) as local:
             _, remote = await give(server, client, memory, Rights.READ)

@@ -21,7 +21,9 @@ def last(count: int) -> int:
     return count - 1
 
 
-def filled(*hosts: str, proved: bool = False, draw: Callable[[int], int] = first) -> FairShare[int]:
+def share_with_peers(
+    *hosts: str, proved: bool = False, draw: Callable[[int], int] = first
+) -> FairShare[int]:
     share: FairShare[int] = FairShare(LIMIT, proved=proved, draw=draw)
     for number, host in enumerate(hosts):
         assert share.make_room(networks_of(host)) is None
@@ -29,48 +31,49 @@ def filled(*hosts: str, proved: bool = False, draw: Callable[[int], int] = first
     return share
 
 
-def comes(share: FairShare[int], host: str, number: int = 100) -> int | None:
+def add_peer(share: FairShare[int], host: str, number: int = 100) -> int | None:
     """Add a peer and return the one evicted to make room, if any."""
-    goes = share.make_room(networks_of(host))
+    evicted = share.make_room(networks_of(host))
     share.add(number, networks_of(host))
-    return goes
+    return evicted
 
 
-def apart(count: int) -> list[str]:
+def unrelated_hosts(count: int) -> list[str]:
     """Return hosts that have no network in common."""
     return [f"10.{n}.0.1" for n in range(count)]
 
 
-MANY = apart(LIMIT)
+MANY = unrelated_hosts(LIMIT)
 FLOOD = "192.0.2.1"
 
 
-def test_any_peer_is_evicted_when_no_network_is_over_its_share() -> None:
+def test_eviction_considers_all_peers_when_no_network_exceeds_its_share() -> None:
     for draw, expected in ((first, 0), (last, LIMIT - 1)):
-        assert comes(filled(*MANY, draw=draw), FLOOD) == expected
+        assert add_peer(share_with_peers(*MANY, draw=draw), FLOOD) == expected
 
 
-def test_eviction_draws_from_all_hosts_of_the_full_network() -> None:
+def test_eviction_picks_a_random_peer_from_the_network_over_its_share() -> None:
     drawn = []
 
     def draw(count: int) -> int:
         drawn.append(count)
         return 3
 
-    assert comes(filled(*MANY[:10], *[FLOOD] * 6, draw=draw), "10.99.0.1") == 13
+    assert add_peer(share_with_peers(*MANY[:10], *[FLOOD] * 6, draw=draw), "10.99.0.1") == 13
     assert drawn == [6]
 
 
-def test_host_over_its_share_evicts_its_own_peers() -> None:
-    share = filled(*MANY[:10], *[FLOOD] * 6)
-    assert comes(share, "10.99.0.1") == 10
-    assert comes(share, FLOOD, 101) == 11
-    assert comes(share, MANY[0], 102) == 12
+def test_new_peer_replaces_a_peer_of_the_host_over_its_share() -> None:
+    share = share_with_peers(*MANY[:10], *[FLOOD] * 6)
+    assert add_peer(share, "10.99.0.1") == 10
+    assert add_peer(share, FLOOD, 101) == 11
+    assert add_peer(share, MANY[0], 102) == 12
 
 
-def test_host_within_its_share_evicts_any_peer() -> None:
-    assert comes(filled(*MANY[:14], FLOOD, FLOOD), "10.99.0.1") == 0
-    assert comes(filled(*MANY[:14], FLOOD, FLOOD), FLOOD) == 14  # the new peer would be its third
+def test_new_peer_from_a_host_at_its_share_replaces_a_peer_of_that_host() -> None:
+    assert add_peer(share_with_peers(*MANY[:14], FLOOD, FLOOD), "10.99.0.1") == 0
+    # the new peer would be its third
+    assert add_peer(share_with_peers(*MANY[:14], FLOOD, FLOOD), FLOOD) == 14
 
 
 FLOODS = {
@@ -82,39 +85,39 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("network", FLOODS)
-def test_network_of_many_hosts_has_one_share(network: str) -> None:
+def test_hosts_in_one_network_compete_for_a_single_share(network: str) -> None:
     """Otherwise an attacker would have as many shares as addresses to choose from."""
-    share = filled("10.1.0.1", "2001:db8:2::1", *FLOODS[network])
+    share = share_with_peers("10.1.0.1", "2001:db8:2::1", *FLOODS[network])
     for number in range(100, 200):
-        assert comes(share, FLOODS[network][number % 14], number) not in (0, 1)
-        assert comes(share, "10.2.0.1", 1000 + number) not in (0, 1)
+        assert add_peer(share, FLOODS[network][number % 14], number) not in (0, 1)
+        assert add_peer(share, "10.2.0.1", 1000 + number) not in (0, 1)
         share.remove(1000 + number)
 
 
-def test_full_host_of_a_full_network_is_evicted_first() -> None:
+def test_flooding_host_does_not_evict_other_hosts_in_its_network() -> None:
     """An honest host in the same network keeps its place."""
-    share = filled("192.0.2.9", *["192.0.2.1"] * 8, *MANY[:7])
+    share = share_with_peers("192.0.2.9", *["192.0.2.1"] * 8, *MANY[:7])
     for number in range(100, 120):
-        assert comes(share, "192.0.2.1", number) != 0
+        assert add_peer(share, "192.0.2.1", number) != 0
 
 
-def test_proved_peers_are_not_evicted_by_unproved_ones() -> None:
-    share = filled(*MANY, proved=True)
+def test_authenticated_peers_within_their_share_are_not_evicted() -> None:
+    share = share_with_peers(*MANY, proved=True)
     for host in ("10.99.0.1", MANY[0]):
         with pytest.raises(NoRoomError):
             share.make_room(networks_of(host))
     assert len(share) == LIMIT
 
 
-def test_proved_peers_keep_to_a_share() -> None:
-    share = filled(*[FLOOD] * LIMIT, proved=True)
+def test_authenticated_peers_over_their_share_give_way_to_other_hosts() -> None:
+    share = share_with_peers(*[FLOOD] * LIMIT, proved=True)
     with pytest.raises(NoRoomError):
         share.make_room(networks_of(FLOOD))
-    assert comes(share, "192.0.2.2") == 0
+    assert add_peer(share, "192.0.2.2") == 0
 
 
-def test_removed_peer_can_be_removed_again() -> None:
-    share = filled("10.0.0.1", "10.0.0.1", "10.0.0.2")
+def test_removing_a_peer_twice_is_harmless() -> None:
+    share = share_with_peers("10.0.0.1", "10.0.0.1", "10.0.0.2")
     for _ in range(2):
         share.remove(1)
     assert len(share) == 2
@@ -139,13 +142,13 @@ def test_removed_peer_can_be_removed_again() -> None:
         ("", ("",)),
     ],
 )
-def test_networks_of_returns_the_networks_of_an_address(
+def test_networks_of_returns_enclosing_prefixes_of_an_address(
     host: str, networks: tuple[str, ...]
 ) -> None:
     assert networks_of(host) == networks
 
 
-def test_failure_limit_forgets_failures_over_time() -> None:
+def test_failure_limit_expires_old_failures() -> None:
     limit = FailureLimit(0.0)
     for _ in range(admission_control.HOST_BURST):
         assert limit.wait("a", 0.0) == 0
@@ -156,7 +159,7 @@ def test_failure_limit_forgets_failures_over_time() -> None:
     assert limit.wait("b", 1.0) == 0
 
 
-def test_failures_in_flight_count_up_to_another_burst() -> None:
+def test_parallel_failures_add_at_most_one_extra_burst() -> None:
     """Parallel attempts must allow at most one burst more than sequential ones."""
     limit = FailureLimit(0.0)
     for _ in range(1000):
@@ -164,7 +167,7 @@ def test_failures_in_flight_count_up_to_another_burst() -> None:
     assert limit.wait("a", 0.0) == (1 + admission_control.HOST_BURST) / admission_control.HOST_RATE
 
 
-def test_failures_are_limited_in_total() -> None:
+def test_total_failure_limit_delays_only_hosts_with_failures() -> None:
     """Once the total limit is reached, a single failure makes a host wait.
 
     A host without failures need not wait.
@@ -184,7 +187,7 @@ def test_failure_limit_remembers_at_most_max_hosts() -> None:
     assert len(limit._hosts) == admission_control.MAX_HOSTS
 
 
-def test_host_is_reported_once_until_it_is_forgotten() -> None:
+def test_failing_host_is_reported_once_until_its_failures_expire() -> None:
     limit = FailureLimit(0.0)
     assert not limit.first_report("a")
     limit.record_failure("a", 0.0)

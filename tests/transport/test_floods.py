@@ -27,7 +27,7 @@ pytestmark = on_pair
 FEW = 16
 TOO_LARGE = SMALL.lend_quota + 1
 
-QUESTIONS: dict[str, Callable[[int], protocol.Message]] = {
+REQUESTS: dict[str, Callable[[int], protocol.Message]] = {
     "pings": lambda _: protocol.Ping(1),
     "requests that are refused": lambda n: protocol.RegionRequest(n, TOO_LARGE, Rights.READ, 0),
     "requests with leases that end": lambda n: protocol.RegionRequest(n, 8, Rights.READ, 1),
@@ -41,13 +41,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "MAX_UNANSWERED", FEW)
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-async def test_peer_that_returns_no_credits_for_answers_is_ended(
-    factory: ConnectionFactory, question: str
+@pytest.mark.parametrize("request_kind", REQUESTS)
+async def test_connection_ends_when_the_peer_withholds_response_credits(
+    factory: ConnectionFactory, request_kind: str
 ) -> None:
     """The peer returns just the credits that bring it new ones, and none for the answers."""
     async with victim(factory) as (conn, peer):
-        ask = QUESTIONS[question]
+        ask = REQUESTS[request_kind]
         ended = asyncio.create_task(conn.wait_closed())
         number = most = 0
         for round in range(4 * FEW):
@@ -74,7 +74,7 @@ async def frame_or_end(peer: RawPeer, ended: asyncio.Task[None]) -> FrameKind | 
     return None
 
 
-async def test_peer_that_returns_no_credits_for_acknowledgements_is_ended(
+async def test_connection_ends_when_the_peer_withholds_acknowledgement_credits(
     factory: ConnectionFactory,
 ) -> None:
     """The peer sends offers, which the user receives as they arrive."""
@@ -96,7 +96,9 @@ async def test_peer_that_returns_no_credits_for_acknowledgements_is_ended(
         memory.close()
 
 
-async def test_honest_side_stays_below_the_flood_limits(factory: ConnectionFactory) -> None:
+async def test_sender_stays_within_the_limit_on_unanswered_requests(
+    factory: ConnectionFactory,
+) -> None:
     """Many concurrent requests and large messages must wait for their turn on the sending side."""
     many = 6 * FEW
     config = replace(SMALL, max_regions=2 * many, data_receives=2 * many)
@@ -133,7 +135,7 @@ async def test_half_closed_bootstrap_socket_breaks_the_connection(
         await ends_with(conn, ConnectionBrokenError, "without a goodbye")
 
 
-async def test_recv_fails_after_an_unfetched_offer_when_the_connection_ends(
+async def test_recv_raises_the_close_error_behind_an_unfetched_long_message(
     factory: ConnectionFactory,
 ) -> None:
     """Messages behind one that was never fetched can no longer be received, and no task may wait

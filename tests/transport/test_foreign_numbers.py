@@ -21,7 +21,9 @@ pytestmark = [one_loop, by_cm]
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint16, np.array], ids=lambda kind: kind.__name__)
-async def test_numpy_numbers_are_accepted(factory: ConnectionFactory, kind: Any) -> None:
+async def test_numpy_numbers_are_accepted_as_arguments(
+    factory: ConnectionFactory, kind: Any
+) -> None:
     async with factory.pair() as (client, server):
         memory = bytearray(64)
         with server.register(memory) as region, client.alloc(kind(16)) as local:
@@ -73,7 +75,9 @@ async def awaited(use: Use, conn: Connection, remote: RemoteRegion, value: Any) 
 
 
 @pytest.mark.parametrize("name", USES)
-async def test_other_types_are_rejected_as_numbers(factory: ConnectionFactory, name: str) -> None:
+async def test_non_numeric_arguments_raise_type_error(
+    factory: ConnectionFactory, name: str
+) -> None:
     async with factory.pair() as (client, server):
         with server.register(bytearray(8)) as region:
             await server.send_region(region, access=Rights.WRITE | Rights.ATOMIC)
@@ -87,5 +91,5 @@ async def test_other_types_are_rejected_as_numbers(factory: ConnectionFactory, n
 
 
 @pytest.mark.any_device
-def test_port_of_source_may_be_a_numpy_integer() -> None:
+def test_source_port_may_be_a_numpy_integer() -> None:
     assert check_source(("127.0.0.1", cast(Any, np.int64(5)))) == ("127.0.0.1", 5)

@@ -62,7 +62,7 @@ FORK = ["uses_what_it_inherited", "has_its_own"]
 
 
 @by_tcp
-def test_forked_child_is_refused_and_opens_its_own(factory: ConnectionFactory) -> None:
+def test_forked_child_can_only_use_connections_it_opened(factory: ConnectionFactory) -> None:
     """The parent's connections continue, while the child may use only connections it has opened
     itself.
     """
@@ -70,7 +70,9 @@ def test_forked_child_is_refused_and_opens_its_own(factory: ConnectionFactory) -
 
 
 @by_cm
-def test_forked_child_is_refused_after_librdmacm_was_used(factory: ConnectionFactory) -> None:
+def test_forked_child_cannot_connect_after_parent_used_librdmacm(
+    factory: ConnectionFactory,
+) -> None:
     """The child of a process that has used librdmacm cannot open connections.
 
     It is told so, and what to do instead.
@@ -86,32 +88,37 @@ def test_forked_child_is_refused_after_librdmacm_was_used(factory: ConnectionFac
 
 
 @pytest.fixture
-def here(connection_method: Via) -> ConnectionFactory:
+def embedded_factory(connection_method: Via) -> ConnectionFactory:
     return ConnectionFactory(EMBEDDED, "127.0.0.1", connection_method, 1.0)
 
 
-def test_fork_works_by_every_bootstrap_and_loop(
-    here: ConnectionFactory, wire: str, loop_name: str
+def test_forked_child_can_connect_with_every_bootstrap_and_loop(
+    embedded_factory: ConnectionFactory, wire: str, loop_name: str
 ) -> None:
-    assert report(here, "fork", loop_name) == FORK
+    assert report(embedded_factory, "fork", loop_name) == FORK
 
 
 # uvloop is not tested. If the parent has libuv threads, libuv crashes when a forked child exits.
-def test_child_exit_does_not_disturb_the_parent(here: ConnectionFactory) -> None:
+def test_child_exit_does_not_disturb_the_parent(embedded_factory: ConnectionFactory) -> None:
     """The cleanup at interpreter exit must not hang in the child."""
-    assert report(here, "exits", "asyncio") == ["exits"]
+    assert report(embedded_factory, "exits", "asyncio") == ["exits"]
 
 
 @by_cm
-def test_grandchildren_open_their_own_connections(here: ConnectionFactory, wire: str) -> None:
-    assert report(here, "grandchildren", "asyncio") == ["grandchildren"]
+def test_grandchildren_can_open_connections(embedded_factory: ConnectionFactory, wire: str) -> None:
+    assert report(embedded_factory, "grandchildren", "asyncio") == ["grandchildren"]
 
 
-async def port_is_free(here: ConnectionFactory, port: int) -> None:
+async def port_is_free(embedded_factory: ConnectionFactory, port: int) -> None:
     """Wait until the port is free. The kernel may close a dead process's sockets late."""
     while True:
         try:
-            listener = await listen(here.host, port, device=here.device, via=here.via)
+            listener = await listen(
+                embedded_factory.host,
+                port,
+                device=embedded_factory.device,
+                via=embedded_factory.via,
+            )
         except AddressError:
             await asyncio.sleep(0.01)
             continue
@@ -120,34 +127,40 @@ async def port_is_free(here: ConnectionFactory, port: int) -> None:
 
 
 @one_loop
-async def test_peers_notice_when_a_child_outlives_its_parent(here: ConnectionFactory) -> None:
+async def test_connection_breaks_when_the_parent_dies_before_its_child(
+    embedded_factory: ConnectionFactory,
+) -> None:
     """The child inherits the parent's sockets, but must not keep its connections open or its port
     in use.
     """
-    process = start(here, "outlived")
+    process = start(embedded_factory, "outlived")
     assert process.stdin is not None
     assert process.stdout is not None
     with process:
         try:
             lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(2)]
             child, port = map(int, lines)
-            async with await here.connect(port) as conn:
+            async with await embedded_factory.connect(port) as conn:
                 await conn.send(b"hello")
                 assert bytes(await conn.recv()) == b"hello"
                 process.kill()
                 await ends(conn.recv(), ConnectionBrokenError)
             await asyncio.to_thread(process.wait)
             os.kill(child, 0)  # the child is still alive
-            await port_is_free(here, port)
+            await port_is_free(embedded_factory, port)
             os.kill(child, 0)
         finally:
             process.kill()
 
 
 @by_cm
-def test_multiprocessing_start_methods_open_connections(here: ConnectionFactory, wire: str) -> None:
-    assert report(here, "processes", "asyncio") == PROCESSES
+def test_multiprocessing_children_can_open_connections(
+    embedded_factory: ConnectionFactory, wire: str
+) -> None:
+    assert report(embedded_factory, "processes", "asyncio") == PROCESSES
 
 
-def test_other_programs_inherit_no_descriptor(here: ConnectionFactory) -> None:
-    assert report(here, "programs", "asyncio") == ["no descriptor"]
+def test_file_descriptors_are_not_inherited_by_executed_programs(
+    embedded_factory: ConnectionFactory,
+) -> None:
+    assert report(embedded_factory, "programs", "asyncio") == ["no descriptor"]

@@ -120,7 +120,7 @@ PIECE = Piece(0x1000, NORMAL_LENGTH, 1)
 GOODBYE = protocol.encode(protocol.Goodbye(0, 0, ""))
 
 # Undecodable control messages and hellos are tested in tests/core.
-LIES: dict[str, Callable[[], list[bytes]]] = {
+VIOLATIONS: dict[str, Callable[[], list[bytes]]] = {
     "empty frame": lambda: [b""],
     "part of a header": lambda: [frame(DATA)[:7]],
     "unknown kind": lambda: [frame(0x55, b"x")],
@@ -177,15 +177,17 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-async def test_lie_ends_the_connection(factory: ConnectionFactory, lie: str) -> None:
+@pytest.mark.parametrize("violation", VIOLATIONS)
+async def test_protocol_violation_ends_the_connection(
+    factory: ConnectionFactory, violation: str
+) -> None:
     async with victim(factory) as (conn, peer):
-        peer.send(*LIES[lie]())
+        peer.send(*VIOLATIONS[violation]())
         await ends_with(conn, ProtocolError)
 
 
 @on_device  # this device sends frames posted before the queue pair's end
-async def test_lying_peer_gets_a_goodbye(factory: ConnectionFactory) -> None:
+async def test_peer_is_notified_of_its_protocol_violation(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(frame(0x55))
         await ends_with(conn, ProtocolError)
@@ -195,7 +197,9 @@ async def test_lying_peer_gets_a_goodbye(factory: ConnectionFactory) -> None:
         assert "0x55" in message.text
 
 
-async def test_messages_before_a_lie_can_be_received(factory: ConnectionFactory) -> None:
+async def test_messages_before_a_protocol_violation_can_be_received(
+    factory: ConnectionFactory,
+) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(frame(DATA, b"first"), frame(DATA, b"second"), frame(0x55))
         await conn.wait_closed()
@@ -216,7 +220,7 @@ async def test_regions_beyond_max_regions_end_the_connection(factory: Connection
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_random_frames_are_received_or_end_the_connection(
+async def test_random_frames_raise_only_documented_errors(
     factory: ConnectionFactory, seed: int
 ) -> None:
     generator = random.Random(seed)
@@ -263,9 +267,9 @@ VALID = {
 # ---- the truth about memory that is not there ----------------------------------------------------
 
 
-@pytest.mark.parametrize("lie", ["a key of nothing", "too long", "the key of one piece"])
+@pytest.mark.parametrize("violation", ["a key of nothing", "too long", "the key of one piece"])
 async def test_offer_with_invalid_keys_fails_with_remote_access_error(
-    factory: ConnectionFactory, lie: str
+    factory: ConnectionFactory, violation: str
 ) -> None:
     """The read fails at the peer's device, and no part of the message is received."""
     async with victim(factory, Config()) as (conn, peer):
@@ -277,15 +281,13 @@ async def test_offer_with_invalid_keys_fails_with_remote_access_error(
             "too long": [there._replace(length=4097)],
             "the key of one piece": [there, there, guessed, there],
         }
-        peer.send(rendezvous(1, *pieces[lie]))
+        peer.send(rendezvous(1, *pieces[violation]))
         error = await ends_with(conn, ConnectionBrokenError)
         assert isinstance(error.__cause__, RemoteAccessError)
         memory.close()
 
 
-async def test_repeated_offers_are_read_and_acknowledged_once_each(
-    factory: ConnectionFactory,
-) -> None:
+async def test_each_duplicate_offer_is_read_and_acknowledged(factory: ConnectionFactory) -> None:
     """An offer may repeat pieces of the same message and the number of another message."""
     async with victim(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(bytearray(pattern(4096)), REMOTE_READ)
@@ -304,7 +306,9 @@ async def test_repeated_offers_are_read_and_acknowledged_once_each(
         memory.close()
 
 
-async def test_read_of_a_granted_region_without_memory_fails(factory: ConnectionFactory) -> None:
+async def test_read_with_an_invalid_key_raises_remote_access_error(
+    factory: ConnectionFactory,
+) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(control(protocol.RegionGrant(0, token())))
         remote = await conn.recv_region()
@@ -317,7 +321,7 @@ def grant(length: int, access: Rights) -> Callable[[int], protocol.Message]:
     return lambda number: protocol.RegionGrant(number, RegionToken(7, 0x1000, length, 1, access))
 
 
-WRONG_ANSWERS: dict[str, tuple[bool, Callable[[int], protocol.Message]]] = {
+INVALID_RESPONSES: dict[str, tuple[bool, Callable[[int], protocol.Message]]] = {
     "a lease": (False, lambda number: protocol.RegionLease(number, 7, 1000)),
     "fewer bytes": (False, grant(99, Rights.READ)),
     "more bytes": (False, grant(1 << 40, Rights.READ)),
@@ -327,8 +331,8 @@ WRONG_ANSWERS: dict[str, tuple[bool, Callable[[int], protocol.Message]]] = {
 }
 
 
-@pytest.mark.parametrize(("renews", "answer"), WRONG_ANSWERS.values(), ids=WRONG_ANSWERS)
-async def test_wrong_answer_to_a_region_request_ends_the_connection(
+@pytest.mark.parametrize(("renews", "answer"), INVALID_RESPONSES.values(), ids=INVALID_RESPONSES)
+async def test_invalid_response_to_a_region_request_ends_the_connection(
     factory: ConnectionFactory, renews: bool, answer: Callable[[int], protocol.Message]
 ) -> None:
     """With `renews`, it is the answer to a request to renew the region's lease."""
@@ -351,7 +355,7 @@ async def test_wrong_answer_to_a_region_request_ends_the_connection(
 # ---- not lies, but not nice ----------------------------------------------------------------------
 
 
-async def test_requests_beyond_the_quota_are_refused(factory: ConnectionFactory) -> None:
+async def test_region_requests_beyond_the_quota_are_refused(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         before = pool_statistics(conn).registered_bytes
         requests = {
@@ -370,7 +374,7 @@ async def test_requests_beyond_the_quota_are_refused(factory: ConnectionFactory)
         assert conn._sharing.shared == 0
 
 
-async def test_return_of_unknown_regions_is_ignored(factory: ConnectionFactory) -> None:
+async def test_returning_an_unknown_region_is_ignored(factory: ConnectionFactory) -> None:
     """The region may have been revoked while the peer's message was in flight."""
     async with victim(factory, SLOW_PEER) as (conn, peer):
         with conn.alloc(8) as buffer:
@@ -390,7 +394,9 @@ async def test_return_of_unknown_regions_is_ignored(factory: ConnectionFactory) 
             assert share.revoked
 
 
-async def test_send_and_close_end_when_the_peer_never_reads(factory: ConnectionFactory) -> None:
+async def test_send_and_close_time_out_when_the_peer_never_reads(
+    factory: ConnectionFactory,
+) -> None:
     """`send` waits until the caller's timeout, and `close` until its own."""
     async with victim(factory, SLOW_PEER) as (conn, _):
         data = pattern(ALONE)
@@ -450,7 +456,7 @@ async def test_invalid_hello_in_a_request_is_rejected(
 @pytest.mark.parametrize("kind", BAD_HELLOS)
 @on_device
 @by_cm
-async def test_invalid_hello_in_an_answer_raises_protocol_error(
+async def test_invalid_hello_in_a_response_raises_protocol_error(
     factory: ConnectionFactory, kind: str
 ) -> None:
     async with factory.witness():
@@ -490,7 +496,7 @@ async def test_silent_listener_raises_unreachable_error(factory: ConnectionFacto
 # ---- whole conversations that are nearly right ---------------------------------------------------
 
 
-async def test_message_beyond_fetch_ahead_costs_no_search(factory: ConnectionFactory) -> None:
+async def test_recv_cost_does_not_grow_with_unfetched_messages(factory: ConnectionFactory) -> None:
     """Receiving a message must not search the thousands behind it for one to fetch."""
     config = replace(SMALL, data_receives=32, eager_size=2048, max_eager_size=2048)
 

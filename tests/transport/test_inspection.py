@@ -104,7 +104,7 @@ async def test_on_request_receives_the_request_data(
 
 
 @Keys
-async def test_on_request_refusal_is_read_by_the_peer_and_frees_its_place(
+async def test_connect_raises_the_reason_given_by_on_request(
     factory: ConnectionFactory, auth: bytes | None
 ) -> None:
     guard = Guard()
@@ -155,21 +155,21 @@ async def test_request_data_is_limited_to_64_bytes(factory: ConnectionFactory) -
         assert len(guard.seen) == 2
 
 
-def fails(request: ConnectionRequest) -> str | None:
+def raise_exception(request: ConnectionRequest) -> str | None:
     raise ZeroDivisionError
 
 
-def is_no_exception(request: ConnectionRequest) -> str | None:
+def raise_base_exception_group(request: ConnectionRequest) -> str | None:
     raise BaseExceptionGroup("several", [GeneratorExit()])
 
 
-def returns_something(request: ConnectionRequest) -> Any:
+def return_false(request: ConnectionRequest) -> Any:
     return False
 
 
 @one_loop
-@pytest.mark.parametrize("on_request", [fails, is_no_exception, returns_something])
-async def test_failing_on_request_refuses_and_is_reported(
+@pytest.mark.parametrize("on_request", [raise_exception, raise_base_exception_group, return_false])
+async def test_exception_in_on_request_rejects_the_client_and_is_reported(
     factory: ConnectionFactory, on_request: OnRequest, reported: list[dict[str, Any]]
 ) -> None:
     """The error is reported on the listener's side, and the peer learns no details of it."""
@@ -188,7 +188,7 @@ async def never(request: ConnectionRequest) -> str | None:
 
 @one_loop
 @pytest.mark.parametrize("ignores", [False, True], ids=["never decides", "ignores the deadline"])
-async def test_on_request_beyond_the_deadline_refuses(
+async def test_client_is_rejected_when_on_request_exceeds_the_deadline(
     factory: ConnectionFactory, ignores: bool
 ) -> None:
     """The deadline of the handshake also limits `on_request`, and the peer is told the reason."""
@@ -217,7 +217,7 @@ async def test_on_request_beyond_the_deadline_refuses(
     ],
     ids=["request for memory", "end of a region", "message"],
 )
-async def test_frames_before_the_decision_end_the_connection(
+async def test_frames_sent_before_on_request_returns_end_the_connection(
     factory: ConnectionFactory, early: bytes, asked: bool
 ) -> None:
     seen = asyncio.Event()
@@ -242,9 +242,7 @@ async def test_frames_before_the_decision_end_the_connection(
 
 
 @one_loop
-async def test_request_ends_when_the_peer_or_the_listener_leaves(
-    factory: ConnectionFactory,
-) -> None:
+async def test_pending_request_ends_when_the_listener_closes(factory: ConnectionFactory) -> None:
     asked: asyncio.Queue[ConnectionRequest] = asyncio.Queue()
 
     async def ask(request: ConnectionRequest) -> str | None:
@@ -266,7 +264,7 @@ async def test_request_ends_when_the_peer_or_the_listener_leaves(
 @pytest.mark.parametrize(
     "wrong", [protocol.ConnectAccepted(0), protocol.ConnectData(0, b"again")], ids=["answer", "two"]
 )
-async def test_misplaced_request_message_ends_one_connection(
+async def test_unexpected_request_message_breaks_only_its_connection(
     factory: ConnectionFactory, wrong: protocol.Message, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def send_request_data(connection: Connection, data: bytes) -> Connection:
@@ -286,7 +284,9 @@ async def test_misplaced_request_message_ends_one_connection(
             await check_alive(client, server)
 
 
-async def test_reconnect_raises_a_refusal(factory: ConnectionFactory) -> None:
+async def test_reconnect_does_not_retry_after_on_request_refusal(
+    factory: ConnectionFactory,
+) -> None:
     async with await listening(factory, Guard().decide) as listener:
 
         async def once(data: bytes) -> None:

@@ -9,7 +9,7 @@ from .programs import run_seed
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_operations_lose_nothing_and_end(
+async def test_random_concurrent_operations_match_the_model(
     factory: ConnectionFactory, seed: int
 ) -> None:
     await run_seed(factory, seed)

@@ -26,7 +26,7 @@ from .test_other_processes import Child
 
 
 @one_loop
-async def test_keep_alive_finds_a_stopped_process(factory: ConnectionFactory) -> None:
+async def test_keep_alive_detects_a_stopped_peer_process(factory: ConnectionFactory) -> None:
     """Nothing is sent and nothing breaks, so only a probe can find the stopped peer.
 
     The embedded device stops with its process. A device outside the process keeps responding, so
@@ -48,14 +48,16 @@ async def test_keep_alive_finds_a_stopped_process(factory: ConnectionFactory) ->
             error = await ends(receiving, ConnectionBrokenError)
             assert "keep_alive" in str(error.__cause__ or error)
         else:
-            await answers(conn, 3)
+            await wait_for_probe_responses(conn, 3)
             child.signal(signal.SIGCONT)
             await conn.send(b"still there")
             assert bytes(await receiving) == b"still there"
 
 
 @one_loop
-async def test_keep_alive_finds_a_stopped_process_during_a_send(factory: ConnectionFactory) -> None:
+async def test_keep_alive_detects_a_stopped_peer_process_during_a_send(
+    factory: ConnectionFactory,
+) -> None:
     """The peer's machine acknowledges the data, so only the probe finds the stopped process."""
     async with Child.connected(factory, "echo", keep_alive=1000, keep_alive_timeout=1000) as child:
         conn = child.conn
@@ -82,7 +84,7 @@ async def test_keep_alive_finds_a_stopped_process_during_a_send(factory: Connect
             (await conn.recv()).release()
 
 
-async def answers(conn: Connection, count: int) -> None:
+async def wait_for_probe_responses(conn: Connection, count: int) -> None:
     """Wait until the peer's device has answered this many probes."""
     queue = conn._queue
     before = queue.completions
@@ -91,10 +93,10 @@ async def answers(conn: Connection, count: int) -> None:
 
 
 @one_loop
-async def test_keep_alive_accepts_an_idle_peer(factory: ConnectionFactory) -> None:
+async def test_keep_alive_does_not_break_an_idle_connection(factory: ConnectionFactory) -> None:
     config = replace(SMALL, keep_alive=0.01, keep_alive_timeout=1000)
     async with factory.pair(config, server=SMALL) as (client, server):
-        await answers(client, 5)
+        await wait_for_probe_responses(client, 5)
         await check_alive(client, server)
 
 
@@ -126,7 +128,9 @@ async def test_keep_alive_sends_no_probe_during_traffic(factory: ConnectionFacto
 
 @one_loop
 @by_cm
-async def test_reconnect_ends_after_the_given_attempts(factory: ConnectionFactory) -> None:
+async def test_reconnect_raises_after_the_given_number_of_attempts(
+    factory: ConnectionFactory,
+) -> None:
 
     async def all_of_them(port: int) -> None:
         async for _ in reconnect(

@@ -124,7 +124,7 @@ async def failure(peer: RawPeer) -> verbs.WCStatus:
 @auths
 @pytest.mark.parametrize("attack", ATTACKS)
 @one_loop
-async def test_key_of_another_connection_is_refused(
+async def test_region_key_is_refused_on_another_connection(
     factory: ConnectionFactory, via: Via, auth: bytes | None, attack: str
 ) -> None:
     """The thief is another client of the same listener that has behaved well and has learned the
@@ -242,7 +242,7 @@ async def test_read_only_memory_can_be_shared_for_reading(factory: ConnectionFac
 
 @one_loop
 @by_tcp
-async def test_device_without_windows_shares_with_one_warning(
+async def test_sharing_without_memory_windows_logs_one_warning(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Shares work, but their keys are valid in the whole protection domain, so other connections
@@ -297,7 +297,7 @@ def token_of(piece: Piece) -> RegionToken:
 
 @vias
 @one_loop
-async def test_message_key_is_refused_on_another_connection(
+async def test_long_message_key_is_refused_on_another_connection(
     factory: ConnectionFactory, via: Via
 ) -> None:
     """A second client learns the address and key of a message that was offered to the first one."""
@@ -335,7 +335,7 @@ ENDS: dict[str, Callable[[RawPeer, int, list[Piece]], None]] = {
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("pieces", [1, 3])
 @one_loop
-async def test_message_key_is_invalid_after_the_message(
+async def test_long_message_key_is_invalid_after_the_transfer(
     factory: ConnectionFactory, end: str, pieces: int
 ) -> None:
     """The keys must end however the reader reports that it is done. Windows must not pile up."""
@@ -353,7 +353,7 @@ async def test_message_key_is_invalid_after_the_message(
 
 
 @one_loop
-async def test_region_offered_as_a_window_ends_the_connection_after_the_message(
+async def test_connection_breaks_when_the_peer_mislabels_a_region_as_a_window(
     factory: ConnectionFactory,
 ) -> None:
     """The message arrives, but its acknowledgement cannot invalidate the key.
@@ -370,7 +370,7 @@ async def test_region_offered_as_a_window_ends_the_connection_after_the_message(
 
 
 @one_loop
-async def test_windows_are_reused_and_closed_with_the_connection(
+async def test_memory_window_is_reused_until_the_connection_closes(
     factory: ConnectionFactory,
 ) -> None:
     """Between two honest ends, one window serves one message after another."""

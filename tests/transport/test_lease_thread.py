@@ -38,7 +38,7 @@ def thread_ends() -> None:
         time.sleep(0.001)
 
 
-def test_deadlines_run_in_order_and_not_early() -> None:
+def test_deadline_actions_run_in_order_and_never_early() -> None:
     """The first action blocks the thread until all deadlines have been added."""
     came: list[tuple[int, bool]] = []
     go, done = threading.Event(), threading.Event()
@@ -58,7 +58,7 @@ def test_deadlines_run_in_order_and_not_early() -> None:
     thread_ends()
 
 
-def test_lease_thread_ends_with_the_last_deadline() -> None:
+def test_lease_thread_exits_after_the_last_deadline() -> None:
     many = [lease_thread.schedule(MACHINE, now() + LONG, pytest.fail) for _ in range(1000)]
     thread = lease_thread._thread
     assert thread is not None
@@ -111,7 +111,7 @@ def test_action_can_cancel_its_own_deadline() -> None:
     thread_ends()
 
 
-def test_threads_that_start_the_lease_thread_together_meet_all_deadlines() -> None:
+def test_all_deadlines_fire_when_threads_schedule_concurrently() -> None:
     """Other deadlines are cancelled at the same time."""
     barrier = threading.Barrier(8)
     met: SimpleQueue[int] = SimpleQueue()
@@ -129,7 +129,7 @@ def test_threads_that_start_the_lease_thread_together_meet_all_deadlines() -> No
     thread_ends()
 
 
-def test_deadline_cancelled_before_the_thread_saw_it_is_dropped() -> None:
+def test_cancelled_new_deadline_is_not_added_to_the_heap() -> None:
     """A search for cancelled deadlines may reset their count before the thread has taken this one.
 
     It must not enter the heap afterwards.
@@ -143,7 +143,7 @@ def test_deadline_cancelled_before_the_thread_saw_it_is_dropped() -> None:
     assert not thread._heap
 
 
-def test_wait_ends_when_its_time_passed_before_it_began() -> None:
+def test_wait_returns_when_its_deadline_has_already_passed() -> None:
     """The system may preempt the thread between computing the timeout and waiting.
 
     A busy process on the same processor provokes that.
@@ -194,14 +194,14 @@ def test_failing_action_is_logged_and_the_thread_continues(
     "lease",
     [5, 5.0, Fraction(5), Decimal(5), np.float32(5), np.float64(5), np.int64(5), np.uint8(5)],
 )
-def test_lease_seconds_accepts_numbers_of_any_type(lease: Any) -> None:
+def test_lease_seconds_converts_any_real_number_to_float(lease: Any) -> None:
     seconds = lease_seconds(lease)
     assert type(seconds) is float
     assert seconds == 5
 
 
 @pytest.mark.parametrize("lease", [True, "60", 5j, [5], b"5", np.bool_(True)])
-def test_lease_seconds_rejects_other_types(lease: Any) -> None:
+def test_lease_seconds_rejects_non_numbers(lease: Any) -> None:
     with pytest.raises(TypeError, match="a lease must be a number of seconds"):
         lease_seconds(lease)
 

@@ -87,7 +87,7 @@ async def refused(conn: Connection, remote: RemoteRegion) -> None:
 
 
 @on_device
-async def test_lease_ends_while_the_owner_computes(factory: ConnectionFactory) -> None:
+async def test_lease_ends_while_the_owner_event_loop_is_blocked(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             share, remote = await give(server, client, buffer, lease=LONG)
@@ -102,7 +102,7 @@ async def test_lease_ends_while_the_owner_computes(factory: ConnectionFactory) -
 
 
 @pytest.mark.parametrize("end", ["revoked", "its own clock", "lent"])
-async def test_end_of_a_share_reaches_its_user(factory: ConnectionFactory, end: str) -> None:
+async def test_wait_ended_returns_when_the_share_ends(factory: ConnectionFactory, end: str) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             if end == "lent":
@@ -126,7 +126,7 @@ async def test_end_of_a_share_reaches_its_user(factory: ConnectionFactory, end: 
         await check_alive(client, server)
 
 
-async def test_regions_end_with_the_connection(factory: ConnectionFactory) -> None:
+async def test_regions_end_when_the_connection_is_aborted(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             _, remote = await give(server, client, buffer, lease=LONG)
@@ -139,7 +139,7 @@ async def test_regions_end_with_the_connection(factory: ConnectionFactory) -> No
                 pass  # the end of the block has nothing to release
 
 
-async def test_renewed_lease_of_the_user_ends_no_later_than_the_owners(
+async def test_renewed_borrower_lease_never_outlasts_the_owner_lease(
     factory: ConnectionFactory,
 ) -> None:
     async with (
@@ -158,7 +158,7 @@ async def test_renewed_lease_of_the_user_ends_no_later_than_the_owners(
         assert share._deadline is None
 
 
-async def test_owner_can_renew_a_share_until_it_ends(factory: ConnectionFactory) -> None:
+async def test_owner_can_renew_a_share_until_its_lease_ends(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             share, remote = await give(server, client, buffer, lease=LONG)
@@ -187,7 +187,7 @@ async def test_owner_can_renew_a_share_until_it_ends(factory: ConnectionFactory)
 
 
 @on_device
-async def test_leases_are_refused_when_no_thread_can_start(
+async def test_lease_is_refused_when_the_lease_thread_cannot_start(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This applies to new leases, and to renewing a share that had no lease before.
@@ -227,7 +227,7 @@ async def test_leases_are_refused_when_no_thread_can_start(
         await check_alive(client, server)
 
 
-async def test_failed_renewal_ends_the_loan(
+async def test_loan_ends_when_its_renewal_fails(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with factory.pair() as (client, server):
@@ -246,7 +246,9 @@ async def test_failed_renewal_ends_the_loan(
         await check_alive(client, server)
 
 
-async def test_default_lease_is_that_of_the_owner_or_borrower(factory: ConnectionFactory) -> None:
+async def test_default_lease_comes_from_the_config_of_the_caller(
+    factory: ConnectionFactory,
+) -> None:
     """`lease=None` in a call means that the lease never ends."""
     assert DEFAULT.lease == 60
     ours, theirs = replace(SMALL, lease=LONG), replace(SMALL, lease=2 * LONG)
@@ -263,7 +265,9 @@ async def test_default_lease_is_that_of_the_owner_or_borrower(factory: Connectio
                 assert lengths == [2000 * LONG, 2000 * LONG, 1000 * LONG, 0]
 
 
-async def test_only_the_borrower_can_renew_remotely(factory: ConnectionFactory) -> None:
+async def test_renewal_by_the_user_is_refused_for_regions_not_borrowed(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.sharing(8) as (client, server, _, remote):
         with pytest.raises(RequestRefusedError, match="only the owner") as caught:
             await remote.renew(1)
@@ -277,7 +281,7 @@ async def test_only_the_borrower_can_renew_remotely(factory: ConnectionFactory) 
         await check_alive(client, server)
 
 
-async def test_lease_of_a_loan_begins_when_the_key_works(
+async def test_loan_lease_starts_when_its_key_is_ready(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner may be busy for longer than the lease before that, and the request must not fail
@@ -298,7 +302,7 @@ async def test_lease_of_a_loan_begins_when_the_key_works(
         assert len(remote) == 100
 
 
-async def test_max_lease_limits_requested_leases(factory: ConnectionFactory) -> None:
+async def test_requested_lease_is_capped_at_max_lease(factory: ConnectionFactory) -> None:
     async with factory.pair(SMALL, server=replace(SMALL, max_lease=LONG)) as (client, server):
         for asked in (None, 2 * LONG, LONG, LONG / 2):
             async with await client.request_region(8, lease=asked) as remote:
@@ -313,7 +317,9 @@ async def test_max_lease_limits_requested_leases(factory: ConnectionFactory) -> 
             share.revoke()
 
 
-async def test_max_rights_limits_requested_rights(factory: ConnectionFactory) -> None:
+async def test_region_request_is_refused_for_rights_beyond_max_rights(
+    factory: ConnectionFactory,
+) -> None:
     config = replace(SMALL, max_rights=Rights.READ | Rights.WRITE)
     async with factory.pair(SMALL, server=config) as (client, server):
         with pytest.raises(RequestRefusedError, match=r"ATOMIC.*max_rights") as caught:
@@ -324,14 +330,14 @@ async def test_max_rights_limits_requested_rights(factory: ConnectionFactory) ->
         await check_alive(client, server)
 
 
-async def test_loan_returns_with_its_scope(factory: ConnectionFactory) -> None:
+async def test_loan_is_returned_when_its_block_exits(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, _):
         for _ in range(3):
             async with await client.request_region(SMALL.lend_quota):
                 pass
 
 
-async def test_dropped_loan_returns(factory: ConnectionFactory) -> None:
+async def test_loan_is_returned_when_garbage_collected(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         before = await leases(client, server)
         for _ in range(3):
@@ -344,7 +350,7 @@ async def test_dropped_loan_returns(factory: ConnectionFactory) -> None:
         assert await leases(client, server) == before
 
 
-async def test_loan_dropped_during_a_cancelled_write_outlives_the_write(
+async def test_dropped_loan_stays_valid_until_its_cancelled_write_completes(
     factory: ConnectionFactory,
 ) -> None:
     """The device still uses the memory of a cancelled write until the write is done."""
@@ -391,7 +397,7 @@ async def test_writes_queued_when_the_lease_ends_are_not_posted(
 
 
 @pytest.mark.parametrize("before", range(4))
-async def test_message_behind_a_refused_write_is_sent(
+async def test_message_queued_after_a_refused_write_is_sent(
     factory: ConnectionFactory, before: int
 ) -> None:
     """The message waits for a write that never completes, because it is refused before it is
@@ -441,7 +447,7 @@ async def test_opening_a_token_twice_returns_the_same_region(factory: Connection
 
 
 @on_device
-async def test_revoke_concurrent_with_the_lease_end_returns_all_memory(
+async def test_concurrent_revoke_and_lease_end_release_all_memory(
     factory: ConnectionFactory,
 ) -> None:
     """The lease thread may end the share while the loop revokes it."""
@@ -466,7 +472,7 @@ async def test_revoke_concurrent_with_the_lease_end_returns_all_memory(
 
 
 @on_device
-async def test_shared_memory_is_not_reused_before_the_loop_saw_the_end(
+async def test_shared_memory_is_not_reused_before_the_loop_handles_lease_end(
     factory: ConnectionFactory,
 ) -> None:
     """The lease thread ends the key, but the pool must not hand out the memory before the loop has

@@ -68,7 +68,7 @@ from .raw_peer import raw_pair
 
 @one_loop
 @pytest.mark.parametrize("in_band", [True, False])
-async def test_messages_of_a_client_that_closed_before_accept_are_received(
+async def test_server_receives_messages_from_a_client_closed_before_accept(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, in_band: bool
 ) -> None:
     """Sockets of the kernel do not lose this data either."""
@@ -109,7 +109,7 @@ async def test_messages_of_a_client_that_closed_before_accept_are_received(
 
 @pytest.mark.parametrize("address", ["", "::", "0.0.0.0"])
 @one_loop
-async def test_listener_on_every_address_accepts_connections(
+async def test_listener_bound_to_wildcard_address_accepts_connections(
     factory: ConnectionFactory, address: str
 ) -> None:
     async with await factory.listen(host=address) as listener:
@@ -117,7 +117,7 @@ async def test_listener_on_every_address_accepts_connections(
 
 
 @one_loop
-async def test_host_names_are_resolved(factory: ConnectionFactory) -> None:
+async def test_connect_and_listen_resolve_host_names(factory: ConnectionFactory) -> None:
     """The embedded device can reach the loopback interface. A card has no route to it."""
     by_name = replace(factory, host="localhost")
     if factory.device != "embedded0":
@@ -132,7 +132,7 @@ async def test_host_names_are_resolved(factory: ConnectionFactory) -> None:
 
 @pytest.mark.parametrize(("lasts", "times"), [(3600.0, 1), (0.0, 3)])
 @one_loop
-async def test_choice_of_the_device_is_cached_for_a_while(
+async def test_device_choice_is_cached_for_a_limited_time(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, lasts: float, times: int
 ) -> None:
     asked = []
@@ -152,7 +152,7 @@ async def test_choice_of_the_device_is_cached_for_a_while(
 
 @one_loop
 @by_cm
-async def test_listen_uses_aiordma_device(
+async def test_listen_uses_device_from_aiordma_device_variable(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIORDMA_DEVICE", factory.device)
@@ -194,7 +194,7 @@ CALLS: dict[str, Callable[[Connection, RemoteRegion], Coroutine[Any, Any, object
 
 
 @pytest.mark.parametrize("end", ["close", "abort", "peer closes", "peer aborts"])
-async def test_calls_after_the_end_raise_the_same_error(
+async def test_all_calls_raise_the_same_error_after_the_connection_ends(
     factory: ConnectionFactory, end: str
 ) -> None:
     async with factory.witness(), factory.pair() as (client, server):
@@ -223,7 +223,7 @@ async def test_calls_after_the_end_raise_the_same_error(
 
 
 @one_loop
-async def test_calls_after_the_last_connection_closed_raise_connection_closed_error(
+async def test_calls_raise_connection_closed_error_after_the_pool_is_freed(
     factory: ConnectionFactory,
 ) -> None:
     """The loop's memory pool is gone by then as well, but must not be reported as the reason."""
@@ -253,7 +253,7 @@ async def test_send_during_close_raises_connection_closed_error(factory: Connect
 
 
 @one_loop
-async def test_peer_disconnecting_before_the_goodbye_is_acknowledged_is_in_order(
+async def test_recv_raises_connection_closed_error_on_disconnect_during_close(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that reacts quickly to the goodbye looks as if it had broken the connection."""
@@ -276,7 +276,7 @@ async def test_peer_disconnecting_before_the_goodbye_is_acknowledged_is_in_order
 
 
 @one_loop
-async def test_disconnect_that_overtakes_the_goodbye_is_in_order(
+async def test_recv_raises_connection_closed_error_when_goodbye_is_still_queued(
     factory: ConnectionFactory,
 ) -> None:
     """The goodbye is still in the completion queue when the link reports its end."""
@@ -291,7 +291,7 @@ async def test_disconnect_that_overtakes_the_goodbye_is_in_order(
 
 
 @on_pair
-async def test_messages_behind_an_unread_long_message_are_lost_at_close(
+async def test_closing_discards_messages_after_an_unread_long_message(
     factory: ConnectionFactory,
 ) -> None:
     """Messages are received in order, so those behind a message that can no longer be read are lost
@@ -317,7 +317,9 @@ async def finish(task: asyncio.Task[Any]) -> object:
 
 
 @one_loop
-async def test_unreceived_messages_return_their_memory(factory: ConnectionFactory) -> None:
+async def test_unreceived_messages_release_pool_memory_after_close(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
         async with factory.pair() as (client, server):
@@ -353,7 +355,7 @@ def test_invalid_lifecycle_event_raises_internal_error() -> None:
     ],
     ids=lambda root: type(root).__name__,
 )
-def test_root_error_is_told_once(root: RDMAError) -> None:
+def test_root_error_appears_once_in_the_message(root: RDMAError) -> None:
     error = ConnectionOwner(mock.Mock()).error_for(root, "send of 10 bytes to [::1]:7471")
     assert type(error) in (type(root), ConnectionBrokenError)
     told_once(error)
@@ -377,7 +379,7 @@ async def test_async_for_raises_when_the_connection_breaks(factory: ConnectionFa
 # ---- listeners -----------------------------------------------------------------------------------
 
 
-async def test_closed_listener_refuses_and_keeps_its_connections(
+async def test_closing_a_listener_keeps_its_accepted_connections(
     factory: ConnectionFactory,
 ) -> None:
     """Tasks that wait for a connection end as well."""
@@ -405,7 +407,9 @@ async def test_closed_listener_refuses_and_keeps_its_connections(
 
 @one_loop
 @by_tcp
-async def test_data_after_the_bootstrap_breaks_the_connection(factory: ConnectionFactory) -> None:
+async def test_data_on_the_socket_after_bootstrap_breaks_the_connection(
+    factory: ConnectionFactory,
+) -> None:
     """After the bootstrap, the socket serves only to detect the end of the connection."""
     async with factory.witness(), factory.pair() as (client, server):
         client._link.group._link._transport.write(b"hello?")  # type: ignore[union-attr]
@@ -424,7 +428,7 @@ def wake_ups() -> int:
 
 
 @one_loop
-async def test_idle_connection_causes_no_wake_ups(factory: ConnectionFactory) -> None:
+async def test_idle_connection_does_not_wake_the_process(factory: ConnectionFactory) -> None:
     """A process that waits for a message must neither use a timer nor poll.
 
     Wake-ups caused by earlier work stop after some time, while periodic checks never do.
@@ -447,7 +451,9 @@ GOODBYE = protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")
 
 
 @on_pair
-async def test_goodbye_of_a_stopped_peer_ends_pending_calls(factory: ConnectionFactory) -> None:
+async def test_goodbye_from_an_unresponsive_peer_ends_pending_calls(
+    factory: ConnectionFactory,
+) -> None:
     """The peer says goodbye but does not disconnect, so pending calls end after `close_timeout`."""
     config = replace(SMALL, close_timeout=0.1)
     async with factory.pair(config) as (client, server):
@@ -461,7 +467,7 @@ async def test_goodbye_of_a_stopped_peer_ends_pending_calls(factory: ConnectionF
 
 
 @on_pair
-async def test_goodbye_ends_the_connection_after_the_last_request(
+async def test_goodbye_closes_the_connection_after_pending_requests(
     factory: ConnectionFactory,
 ) -> None:
     """The connection must not wait for `close_timeout`."""

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.any_device
 TWO = replace(SMALL, max_connections=2)
 
 
-async def turned_away(factory: ConnectionFactory, port: int) -> str:
+async def rejection_reason(factory: ConnectionFactory, port: int) -> str:
     """Connect and return the reason for the rejection."""
     error = await ends(factory.connect(port), RejectedError)
     return str(error)
@@ -43,12 +43,12 @@ async def test_connections_beyond_max_connections_are_refused(factory: Connectio
     async with await factory.listen(TWO) as listener:
         first, second = await factory.both(listener), await factory.both(listener)
         for _ in range(3):
-            assert "its limit of 2 connections" in await turned_away(factory, listener.port)
+            assert "its limit of 2 connections" in await rejection_reason(factory, listener.port)
         await check_alive(*first)
         await second[0].close()
         await second[1].wait_closed()
         third = await factory.both(listener)
-        await turned_away(factory, listener.port)
+        await rejection_reason(factory, listener.port)
         first[1].abort()
         await first[1].wait_closed()
         fourth = await factory.both(listener)
@@ -58,7 +58,7 @@ async def test_connections_beyond_max_connections_are_refused(factory: Connectio
 
 
 @one_loop
-async def test_connection_is_refused_when_its_place_is_taken_during_the_proof(
+async def test_connect_is_refused_when_the_limit_is_reached_during_key_proof(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a key, a connection takes its place only after the proof."""
@@ -103,7 +103,7 @@ class Asks:
         self.error = error
 
 
-async def turned_away_of(config: Config, *hosts: str) -> list[BaseException | None]:
+async def rejection_errors(config: Config, *hosts: str) -> list[BaseException | None]:
     """Return the error with which each peer was rejected, or None if it was admitted."""
     acceptor = Acceptor(config, NO_SECURITY, (), lambda _: None)
     peers = [Asks(host) for host in hosts]
@@ -119,14 +119,14 @@ async def turned_away_of(config: Config, *hosts: str) -> list[BaseException | No
 async def test_ipv6_network_counts_as_one_host() -> None:
     """Otherwise a host could have as many connections as its network has addresses."""
     config = Config(max_connections_per_host=1)
-    first, second, other = await turned_away_of(
+    first, second, other = await rejection_errors(
         config, "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"
     )
     assert (first, other) == (None, None)
     assert isinstance(second, ConnectionLimitError)
 
 
-async def shows(client: Connection, server: Connection, count: int) -> None:
+async def share_unaccepted_regions(client: Connection, server: Connection, count: int) -> None:
     """Share regions that the server does not accept. Raise the error that closes its connection."""
     with client.alloc(8) as buffer:
         for _ in range(count):
@@ -137,7 +137,7 @@ async def shows(client: Connection, server: Connection, count: int) -> None:
     raise cause
 
 
-async def borrows(client: Connection, server: Connection, count: int) -> None:
+async def request_regions(client: Connection, server: Connection, count: int) -> None:
     kept = [await client.request_region(1) for _ in range(count)]
     assert not kept
 
@@ -146,14 +146,16 @@ BEYOND: dict[str, Callable[[Connection, Connection, int], Awaitable[object]]] = 
     "pool_limit": lambda client, _, size: client.lease(size),
     "lend_quota": lambda client, _, size: client.request_region(size),
     "max_message": lambda client, _, size: client.send(bytes(size)),
-    "max_regions": borrows,
-    "max_regions ": shows,
+    "max_regions": request_regions,
+    "max_regions ": share_unaccepted_regions,
 }
 
 
 @one_loop
 @pytest.mark.parametrize("limit", BEYOND)
-async def test_refusal_names_its_setting_and_value(factory: ConnectionFactory, limit: str) -> None:
+async def test_limit_error_contains_the_setting_and_its_value(
+    factory: ConnectionFactory, limit: str
+) -> None:
     """The user needs both to know what to change, and on which side."""
     setting = limit.strip()
     config = replace(SMALL, max_message=1 << 16, pool_limit=16 << 20)
@@ -167,7 +169,7 @@ async def test_refusal_names_its_setting_and_value(factory: ConnectionFactory, l
 
 @one_loop
 @pytest.mark.parametrize("limit", ["lend_quota", "max_regions"])
-async def test_owner_logs_the_setting_of_a_refused_request(
+async def test_owner_logs_the_setting_that_refused_a_region_request(
     factory: ConnectionFactory, limit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "aiordma.connection")
@@ -182,7 +184,7 @@ async def test_owner_logs_the_setting_of_a_refused_request(
 
 
 @one_loop
-async def test_receiver_reads_the_size_and_its_own_limit(factory: ConnectionFactory) -> None:
+async def test_receiver_error_contains_message_size_and_limit(factory: ConnectionFactory) -> None:
     async with factory.pair(replace(SMALL, max_message=10_000)) as (client, server):
         with pytest.raises(
             MessageTooLongError, match=r"10001 .* 10000 \(Config\.max_message of the"
@@ -199,7 +201,7 @@ async def test_receiver_reads_the_size_and_its_own_limit(factory: ConnectionFact
 
 @pytest.mark.parametrize("text", ["1 of 100", "101 of 99", "101", "x of 100", "101 of 100 of 1"])
 @pytest.mark.any_device
-def test_goodbye_with_implausible_numbers_names_no_limit(text: str) -> None:
+def test_goodbye_with_implausible_sizes_is_reported_without_a_limit(text: str) -> None:
     goodbye = protocol.Goodbye(0, protocol.GoodbyeCode.FAILED, f"MessageTooLongError {text}")
     assert protocol.failure(goodbye, 100).endswith("the data that it sent may be incomplete")
 
@@ -208,9 +210,9 @@ def test_goodbye_with_implausible_numbers_names_no_limit(text: str) -> None:
 @pytest.mark.parametrize(
     "setting", ["max_handshakes", "max_connections_per_host", "max_connections"]
 )
-async def test_refused_peer_reads_the_setting(setting: str) -> None:
+async def test_rejection_reason_contains_the_exceeded_setting(setting: str) -> None:
     config = Config(**{setting: 1})  # type: ignore[arg-type]
-    errors = await turned_away_of(config, "10.0.0.1", "10.0.0.1")
+    errors = await rejection_errors(config, "10.0.0.1", "10.0.0.1")
     (error,) = [error for error in errors if error is not None]
     assert isinstance(error, BusyError | ConnectionLimitError)
     assert f"Config.{setting}" in str(error)
@@ -219,9 +221,11 @@ async def test_refused_peer_reads_the_setting(setting: str) -> None:
 
 
 @one_loop
-async def test_handshakes_leave_most_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_handshakes_are_capped_by_file_descriptor_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (80, 80))
-    errors = await turned_away_of(Config(), *(f"10.0.0.{host}" for host in range(11)))
+    errors = await rejection_errors(Config(), *(f"10.0.0.{host}" for host in range(11)))
     (error,) = [error for error in errors if error is not None]
     assert isinstance(error, BusyError)
 
@@ -231,13 +235,13 @@ async def test_unaccepted_connections_count_towards_the_limit(factory: Connectio
     """A connection that waits for `accept` costs as much as any other."""
     async with await factory.listen(TWO) as listener:
         clients = [await factory.connect(listener.port) for _ in range(2)]
-        await turned_away(factory, listener.port)
+        await rejection_reason(factory, listener.port)
     for client in clients:
         await client.wait_closed()
 
 
 @one_loop
-async def test_ended_unaccepted_connections_are_dropped(factory: ConnectionFactory) -> None:
+async def test_backlog_drops_connections_closed_before_accept(factory: ConnectionFactory) -> None:
     """A slow listener must not accumulate them.
 
     Connections that are still open are accepted in order.
@@ -258,7 +262,9 @@ async def test_ended_unaccepted_connections_are_dropped(factory: ConnectionFacto
                 await check_alive(last, server)
 
 
-async def test_failed_handshake_frees_its_place(factory: ConnectionFactory) -> None:
+async def test_failed_handshake_does_not_count_towards_max_connections(
+    factory: ConnectionFactory,
+) -> None:
     key = bytes(range(16))
 
     async def wait(conn: Connection) -> None:

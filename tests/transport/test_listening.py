@@ -55,7 +55,7 @@ async def check(factory: ConnectionFactory, listener: Listener, hosts: tuple[str
             await check_alive(client, server)
 
 
-async def test_listener_on_a_name_listens_on_every_local_address(
+async def test_listener_on_a_host_name_binds_every_local_address(
     factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
 ) -> None:
     """Addresses of other machines are left out."""
@@ -68,7 +68,7 @@ async def test_listener_on_a_name_listens_on_every_local_address(
         await check(factory, listener, hosts)
 
 
-async def test_stop_frees_the_port_immediately(factory: ConnectionFactory) -> None:
+async def test_stopping_a_listener_frees_its_port_immediately(factory: ConnectionFactory) -> None:
     """The port is free before the loop runs again.
 
     Accepted connections continue, and `close` may follow.
@@ -88,7 +88,7 @@ async def test_stop_frees_the_port_immediately(factory: ConnectionFactory) -> No
             await check_alive(client, server)
 
 
-async def test_servers_on_a_name_listen_on_every_local_address(
+async def test_servers_on_a_host_name_bind_every_local_address(
     factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
 ) -> None:
     accepted: asyncio.Queue[None] = asyncio.Queue()
@@ -112,7 +112,7 @@ async def test_servers_on_a_name_listen_on_every_local_address(
 
 
 @one_loop
-async def test_listen_on_a_name_fails_when_one_port_is_in_use(
+async def test_listen_fails_when_the_port_is_in_use_on_any_address(
     factory: ConnectionFactory, name: str, hosts: tuple[str, ...]
 ) -> None:
     """The other addresses of the name must be free again immediately."""
@@ -125,7 +125,7 @@ async def test_listen_on_a_name_fails_when_one_port_is_in_use(
 
 
 @pytest.mark.parametrize("in_use", [1, 5])
-def test_open_ports_retries_with_another_number_when_one_is_in_use(
+def test_open_ports_retries_with_another_number_when_a_port_is_in_use(
     in_use: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[Address] = []
@@ -154,7 +154,7 @@ def test_open_ports_retries_with_another_number_when_one_is_in_use(
 
 
 @one_loop
-async def test_listener_is_known_to_its_loop_when_the_last_object_closes_meanwhile(
+async def test_listener_is_registered_when_the_last_object_closes_during_listen(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop must know the listener to close it when the loop ends."""

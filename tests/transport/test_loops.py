@@ -80,7 +80,7 @@ async def talk(factory: ConnectionFactory, port: int, seed: int) -> None:
             await sending
 
 
-def test_servers_and_clients_work_in_many_threads(factory: ConnectionFactory) -> None:
+def test_servers_and_clients_communicate_across_threads(factory: ConnectionFactory) -> None:
     """Four loops of two kinds share one device. Each has a server and talks to all servers."""
     kinds = ["asyncio", "uvloop", "asyncio", "uvloop"]
 
@@ -128,7 +128,7 @@ USES: dict[str, Use] = {
 
 @by_cm
 @pytest.mark.parametrize("other", LOOPS)
-async def test_use_in_another_loop_raises_wrong_loop_error(
+async def test_calls_from_another_event_loop_raise_wrong_loop_error(
     factory: ConnectionFactory, other: str
 ) -> None:
     """The connection must work as before afterwards."""
@@ -146,7 +146,7 @@ async def test_use_in_another_loop_raises_wrong_loop_error(
 
 @by_cm
 @one_loop
-async def test_use_in_a_thread_without_loop_raises_wrong_loop_error(
+async def test_calls_from_a_thread_without_a_loop_raise_wrong_loop_error(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.pair() as (client, server):
@@ -164,7 +164,9 @@ async def test_use_in_a_thread_without_loop_raises_wrong_loop_error(
 
 @by_cm
 @one_loop
-async def test_listeners_and_servers_raise_wrong_loop_error(factory: ConnectionFactory) -> None:
+async def test_server_calls_from_another_event_loop_raise_wrong_loop_error(
+    factory: ConnectionFactory,
+) -> None:
     async def refused(use: Callable[[], Awaitable[object]]) -> None:
         with pytest.raises(WrongLoopError, match="another event loop"):
             await use()
@@ -197,7 +199,7 @@ async def test_listeners_and_servers_raise_wrong_loop_error(factory: ConnectionF
 
 @by_cm
 @one_loop
-async def test_stream_used_in_another_thread_is_unchanged(factory: ConnectionFactory) -> None:
+async def test_stream_call_from_another_thread_sends_no_data(factory: ConnectionFactory) -> None:
     """Data of a refused call must not become part of the stream."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -225,7 +227,7 @@ async def test_stream_used_in_another_thread_is_unchanged(factory: ConnectionFac
         await writer.wait_closed()
 
 
-def test_connection_can_be_used_between_two_runs_of_its_loop(factory: ConnectionFactory) -> None:
+def test_connection_can_be_used_while_its_loop_is_not_running(factory: ConnectionFactory) -> None:
     """The loop's own thread may use the connection while the loop does not run."""
     loop = asyncio.new_event_loop()
     try:
@@ -248,7 +250,7 @@ def test_connection_can_be_used_between_two_runs_of_its_loop(factory: Connection
 # ---- one loop after the other --------------------------------------------------------------------
 
 
-def test_asyncio_run_closes_and_warns_of_open_objects(
+def test_asyncio_run_warns_about_open_objects_and_closes_them(
     factory: ConnectionFactory, loop_name: str
 ) -> None:
     """Each of several runs in one process must leave nothing behind."""
@@ -400,7 +402,7 @@ WITHOUT_TASKS = ("everything", "aborted", "not accepted", "many", "servers")
     ("kind", "name"),
     [("asyncio", name) for name in LEFT] + [("uvloop", name) for name in WITHOUT_TASKS],
 )
-def test_closed_loop_releases_everything(
+def test_closing_the_loop_releases_all_verbs_objects(
     factory: ConnectionFactory, kind: str, name: str, keep: bool
 ) -> None:
     """This must hold whether or not the program keeps the objects, and must not affect the next
@@ -433,7 +435,9 @@ def test_closed_loop_releases_everything(
 
 
 @one_loop
-def test_peers_of_a_closed_loop_get_connection_broken_error(factory: ConnectionFactory) -> None:
+def test_peer_raises_connection_broken_error_when_the_loop_closes(
+    factory: ConnectionFactory,
+) -> None:
     """The program uses a new loop for each call, and drops its connections with the loop."""
 
     async def serve(calls: int) -> None:
@@ -462,7 +466,9 @@ def test_peers_of_a_closed_loop_get_connection_broken_error(factory: ConnectionF
 
 
 @by_cm
-def test_dropped_listener_kept_by_its_warning_is_closed_once(factory: ConnectionFactory) -> None:
+def test_dropped_listener_warns_once_when_the_warning_is_recorded(
+    factory: ConnectionFactory,
+) -> None:
     """A recorded warning keeps the listener alive until its loop has ended."""
     before = live()
 

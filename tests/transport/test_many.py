@@ -57,7 +57,7 @@ async def check_growth(
 
 
 @one_loop
-async def test_many_connections_in_a_row_leak_nothing(factory: ConnectionFactory) -> None:
+async def test_sequential_connections_do_not_leak_resources(factory: ConnectionFactory) -> None:
     count = IN_A_ROW.get(factory.device, FEWER_IN_A_ROW)
     async with await start_server(echo, factory.host, 0, config=SMALL, **factory.where) as server:
 

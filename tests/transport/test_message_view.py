@@ -26,7 +26,9 @@ async def transfer(sender: Connection, receiver: Connection, data: bytes) -> Mes
 
 
 @SIZES
-async def test_message_behaves_like_a_view_of_bytes(factory: ConnectionFactory, size: int) -> None:
+async def test_message_supports_comparison_and_buffer_access(
+    factory: ConnectionFactory, size: int
+) -> None:
     async with factory.pair() as (client, server):
         data = pattern(size)
         message = await transfer(client, server, data)
@@ -47,7 +49,7 @@ async def test_message_behaves_like_a_view_of_bytes(factory: ConnectionFactory, 
         message.release()
 
 
-async def test_message_errors_advise_bytes(factory: ConnectionFactory) -> None:
+async def test_message_type_errors_suggest_converting_to_bytes(factory: ConnectionFactory) -> None:
     """New users may take a message for bytes, so the error says what to write."""
     async with factory.pair() as (client, server):
         message = await transfer(client, server, b"[1]")
@@ -65,7 +67,9 @@ async def test_message_errors_advise_bytes(factory: ConnectionFactory) -> None:
 
 
 @SIZES
-async def test_released_message_is_inert(factory: ConnectionFactory, size: int) -> None:
+async def test_released_message_raises_buffer_state_error(
+    factory: ConnectionFactory, size: int
+) -> None:
     async with factory.pair() as (client, server):
         message = await transfer(client, server, pattern(size))
         with message:

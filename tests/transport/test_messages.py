@@ -26,14 +26,16 @@ LARGE_SIZES = [(1 << 20) + 1, READ_SIZE, READ_SIZE + 1]
 
 @on_device
 @pytest.mark.parametrize("sizes", [SIZES, LARGE_SIZES], ids=["short", "long"])
-async def test_messages_of_every_size_arrive(factory: ConnectionFactory, sizes: list[int]) -> None:
+async def test_messages_of_various_sizes_are_received_intact(
+    factory: ConnectionFactory, sizes: list[int]
+) -> None:
     async with factory.pair(Config()) as (client, server):
         for size in sizes:
             await exchange(client, server, pattern(size))
             await exchange(server, client, pattern(size, 1))
 
 
-async def test_message_is_sent_without_copy_unless_it_would_be_pinned(
+async def test_large_message_is_not_copied_when_no_registration_is_needed(
     factory: ConnectionFactory,
 ) -> None:
     """A message that the device would have to pin first is copied, like short messages."""
@@ -62,7 +64,9 @@ async def test_send_rejects_imm_out_of_range(factory: ConnectionFactory, imm: in
         await check_alive(client, server)
 
 
-async def test_send_raises_message_too_long_beyond_max_message(factory: ConnectionFactory) -> None:
+async def test_send_raises_message_too_long_error_above_max_message(
+    factory: ConnectionFactory,
+) -> None:
     limited = Config(max_message=10_000)
     async with factory.pair(SMALL, server=limited) as (client, server):
         assert client.max_message == 10_000
@@ -84,7 +88,7 @@ async def test_send_raises_message_too_long_beyond_max_message(factory: Connecti
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_later_receiver_does_not_overtake_a_notified_one(
+async def test_later_recv_does_not_overtake_an_earlier_waiting_recv(
     factory: ConnectionFactory, count: int
 ) -> None:
     """The later receiver starts after a message has arrived, but before the task that waits for it
@@ -113,7 +117,7 @@ async def recv(conn: Connection) -> bytes:
     return bytes(await conn.recv())
 
 
-async def test_receivers_keep_their_order_when_the_connection_ends(
+async def test_remaining_messages_are_received_in_order_after_close(
     factory: ConnectionFactory,
 ) -> None:
     """Messages that have arrived go to the receivers in order, and the remaining receivers get the
@@ -165,7 +169,9 @@ async def test_messages_within_fetch_ahead_are_read_before_recv(
             assert (figures(server)["unread"], figures(server)["read_ahead"]) == (0, 0)
 
 
-async def test_fetch_ahead_keeps_the_order_of_messages(factory: ConnectionFactory) -> None:
+async def test_fetch_ahead_does_not_read_past_a_message_that_does_not_fit(
+    factory: ConnectionFactory,
+) -> None:
     """A message that is short enough must not be read before a longer one, which might then wait
     forever.
     """

@@ -318,7 +318,9 @@ def matches(expected: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-async def test_mistake_error_says_what_to_do(factory: ConnectionFactory, mistake: str) -> None:
+async def test_common_mistake_raises_an_error_with_advice(
+    factory: ConnectionFactory, mistake: str
+) -> None:
     make, kinds, expected = MISTAKES[mistake]
     async with scene(factory) as here:
         with pytest.raises(kinds) as raised:
@@ -355,7 +357,9 @@ async def test_invalid_host_raises_address_error(factory: ConnectionFactory, hos
         assert repr(host) in str(error)
 
 
-async def test_source_of_another_family_raises_address_error(factory: ConnectionFactory) -> None:
+async def test_connect_raises_address_error_when_source_family_differs(
+    factory: ConnectionFactory,
+) -> None:
     other = "127.0.0.1" if ":" in factory.host else "::1"
     for via in ("cm", "tcp"):
         connecting = aiordma.connect(
@@ -379,7 +383,7 @@ def no_memory(*_: object, **__: object) -> Any:
     raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
 
 
-async def test_receiver_out_of_memory_keeps_message_and_connection(
+async def test_recv_can_be_retried_after_registration_runs_out_of_memory(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receiver gets the error and may try again."""
@@ -399,7 +403,7 @@ async def test_receiver_out_of_memory_keeps_message_and_connection(
 
 
 @pytest.mark.parametrize("via", ["cm", "tcp"])
-async def test_listener_out_of_memory_is_named_to_the_client(
+async def test_client_error_reports_that_the_listener_ran_out_of_memory(
     factory: ConnectionFactory, via: Via, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client must not be told that the protocol was violated."""
@@ -415,7 +419,7 @@ async def test_listener_out_of_memory_is_named_to_the_client(
         assert str(refused).count("[Errno") == 1
 
 
-async def test_connect_names_the_open_files_limit(
+async def test_connect_error_reports_the_open_files_limit(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aiordma._transport.tcp_link.socket.socket", no_files)
@@ -427,7 +431,7 @@ async def test_connect_names_the_open_files_limit(
     )
 
 
-async def test_connect_timeout_names_exhausted_file_descriptors(
+async def test_connect_timeout_reports_exhausted_file_descriptors(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the timeout is visible here, whether the device or the kernel needed the descriptor."""

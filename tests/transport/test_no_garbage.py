@@ -56,17 +56,17 @@ async def stream_refused(factory: ConnectionFactory) -> None:
     await fails(streams.open_connection(factory.host, 1, **where))
 
 
-async def to_a_silent_peer(factory: ConnectionFactory, config: Any = SMALL) -> None:
+async def silent_peer(factory: ConnectionFactory, config: Any = SMALL) -> None:
     with socket.create_server((factory.host, 0)) as silent:
         await factory.connect(silent.getsockname()[1], config)
 
 
-async def not_answered(factory: ConnectionFactory) -> None:
-    await fails(to_a_silent_peer(factory, replace(SMALL, connect_timeout=0.02)))
+async def unanswered_request(factory: ConnectionFactory) -> None:
+    await fails(silent_peer(factory, replace(SMALL, connect_timeout=0.02)))
 
 
 async def cancelled(factory: ConnectionFactory) -> None:
-    connecting = asyncio.create_task(to_a_silent_peer(factory))
+    connecting = asyncio.create_task(silent_peer(factory))
     await yield_loop(5)
     connecting.cancel()
     await fails(connecting)
@@ -172,7 +172,7 @@ async def batch(conn: Connection, source: RemoteRegion, target: bytearray) -> No
         together.fetch_and_add(source[:8], 1)
 
 
-async def key_gone(factory: ConnectionFactory) -> None:
+async def revoked_key(factory: ConnectionFactory) -> None:
     """Fail operations while the frame of their caller refers to the connection."""
     for call in (read, write, add, batch):
         for size in (64, 1 << 17):
@@ -284,9 +284,9 @@ async def listening(factory: ConnectionFactory) -> None:
 
 
 CALLS: tuple[Call, ...] = (
-    refused, stream_refused, not_answered, cancelled, rejected, without_the_key, too_many,
-    busy_address, of_a_handler, lost, key_gone, progress_fails, given_up, mistakes, of_a_queue_pair,
-    of_an_id, borrowed, shared, listening,
+    refused, stream_refused, unanswered_request, cancelled, rejected, without_the_key, too_many,
+    busy_address, of_a_handler, lost, revoked_key, progress_fails, given_up, mistakes,
+    of_a_queue_pair, of_an_id, borrowed, shared, listening,
 )  # fmt: skip
 
 OURS = "aiordma"
@@ -295,9 +295,7 @@ OURS = "aiordma"
 @one_loop
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-async def test_calls_leave_no_garbage_to_the_collector(
-    factory: ConnectionFactory, call: Call
-) -> None:
+async def test_calls_leave_no_reference_cycles(factory: ConnectionFactory, call: Call) -> None:
     """Neither errors nor objects or frames of the library may be left."""
     await call(factory)  # create objects that are made only once
     await yield_loop(10)

@@ -34,7 +34,7 @@ TRANSFER_SIZE = 8 << 20  # the longest single work request
 
 
 @one_loop
-async def test_operations_of_zero_bytes_succeed(factory: ConnectionFactory) -> None:
+async def test_zero_length_reads_and_writes_succeed(factory: ConnectionFactory) -> None:
     async with factory.sharing(8) as (client, _, _, remote):
         await client.write(b"", remote[3:3])
         await client.read(remote[8:], bytearray())
@@ -43,7 +43,7 @@ async def test_operations_of_zero_bytes_succeed(factory: ConnectionFactory) -> N
 
 @one_loop
 @by_cm
-async def test_full_send_queue_keeps_entries_for_credits(factory: ConnectionFactory) -> None:
+async def test_full_send_queue_reserves_entries_for_credits(factory: ConnectionFactory) -> None:
     """This side's operations must not hold back the credits that the peer waits for."""
     async with factory.sharing(100 * 64) as (client, _, there, remote):
         there.view[:] = pattern(len(there))
@@ -59,7 +59,7 @@ async def test_full_send_queue_keeps_entries_for_credits(factory: ConnectionFact
 
 
 @one_loop
-async def test_slices_select_parts_of_memory_and_regions(factory: ConnectionFactory) -> None:
+async def test_slices_select_parts_of_buffers_and_regions(factory: ConnectionFactory) -> None:
     async with factory.sharing(100) as (client, _, there, remote):
         assert len(remote) == len(remote[:]) == 100
         await client.write(b"0123456789", remote[10:50][5:15])
@@ -89,7 +89,7 @@ BAD_SLICES = [
 
 @one_loop
 @by_cm
-async def test_slices_out_of_range_raise_range_errors(factory: ConnectionFactory) -> None:
+async def test_out_of_range_slices_raise_range_error(factory: ConnectionFactory) -> None:
     async with factory.sharing(100) as (client, server, there, remote):
         with client.alloc(100) as buffer, client.register(bytearray(100)) as region:
             for key in BAD_SLICES:
@@ -112,7 +112,9 @@ async def test_slices_out_of_range_raise_range_errors(factory: ConnectionFactory
 
 @one_loop
 @by_cm
-async def test_different_lengths_raise_value_error(factory: ConnectionFactory) -> None:
+async def test_mismatched_local_and_remote_lengths_raise_value_error(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.sharing(100) as (client, server, there, remote):
         text = "local memory has {} bytes, but the peer's memory has 100"
         with pytest.raises(ValueError, match=text.format(99)):
@@ -131,7 +133,7 @@ async def test_different_lengths_raise_value_error(factory: ConnectionFactory) -
     ids=repr,
 )
 @one_loop
-async def test_operation_without_the_right_raises_remote_range_error(
+async def test_operation_without_access_right_raises_remote_range_error(
     factory: ConnectionFactory, access: Rights
 ) -> None:
     async with factory.sharing(8, access) as (client, server, there, remote):
@@ -155,7 +157,7 @@ async def test_operation_without_the_right_raises_remote_range_error(
 
 @one_loop
 @by_cm
-async def test_released_memory_raises_buffer_state_error(factory: ConnectionFactory) -> None:
+async def test_using_released_memory_raises_buffer_state_error(factory: ConnectionFactory) -> None:
     async with factory.sharing(100) as (client, server, there, remote):
         buffer = client.alloc(100)
         part = buffer[10:20]
@@ -181,7 +183,9 @@ async def test_released_memory_raises_buffer_state_error(factory: ConnectionFact
 
 @one_loop
 @by_cm
-async def test_region_of_another_connection_raises_value_error(factory: ConnectionFactory) -> None:
+async def test_using_a_region_on_another_connection_raises_value_error(
+    factory: ConnectionFactory,
+) -> None:
     async with (
         factory.pair() as (client, server),
         factory.pair() as (other, its_peer),

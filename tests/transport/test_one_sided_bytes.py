@@ -154,7 +154,7 @@ async def test_failed_read_is_not_counted(factory: ConnectionFactory) -> None:
 @one_loop
 @by_tcp
 @pytest.mark.any_device
-async def test_repeated_requests_count_once() -> None:
+async def test_retransmitted_requests_are_counted_once() -> None:
     with testing.faults(seed=3, loss=0.05, duplicate=0.05) as faults:
         config = Config(ack_timeout=0.004, retry_count=7)
         async with testing.connected_pair(config=config, device="embedded0") as (client, server):

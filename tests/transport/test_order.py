@@ -24,7 +24,7 @@ CELL = 256
 FILLED = b"x" * CELL
 
 
-async def test_hand_over_follows_earlier_writes(factory: ConnectionFactory) -> None:
+async def test_hand_over_waits_for_earlier_writes(factory: ConnectionFactory) -> None:
     """A write after the hand-over would use a key that no longer works, which would break the
     connection.
     """
@@ -44,7 +44,9 @@ async def test_hand_over_follows_earlier_writes(factory: ConnectionFactory) -> N
 # ---- what is not awaited any more ----------------------------------------------------------------
 
 
-async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFactory) -> None:
+async def test_message_arrives_after_an_earlier_long_write_with_immediate(
+    factory: ConnectionFactory,
+) -> None:
     """The write takes several work requests, and the message must follow the last of them."""
     size = (8 << 20) + 1
     done: list[int] = []
@@ -61,15 +63,15 @@ async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFacto
 
 
 @pytest.mark.parametrize("operation", ["write", "imm", "progress", "atomic", "batch"])
-async def test_operation_cancelled_before_it_was_posted_is_not_executed(
+async def test_operation_cancelled_before_posting_is_not_executed(
     factory: ConnectionFactory, operation: str
 ) -> None:
     """It must also release its memory, and must not hold up the operations behind it."""
-    async with factory.sharing(512, config=SHORT) as (client, server, there, there_):
+    async with factory.sharing(512, config=SHORT) as (client, server, there, remote):
         before = await leases(client, server)
         memory = bytearray(b"y" * 8)
         region = client.register(memory)
-        target = there_[:8]
+        target = remote[:8]
 
         async def work() -> None:
             match operation:
@@ -86,9 +88,9 @@ async def test_operation_cancelled_before_it_was_posted_is_not_executed(
                         batch.write(region, target)
                         batch.fetch_and_add(target, 1)
 
-        ahead = [asyncio.create_task(client.read(there_[256:], bytearray(256))) for _ in range(20)]
+        ahead = [asyncio.create_task(client.read(remote[256:], bytearray(256))) for _ in range(20)]
         doomed = [asyncio.create_task(work()) for _ in range(3)]
-        last = asyncio.create_task(client.write(b"z" * 8, there_[8:16]))
+        last = asyncio.create_task(client.write(b"z" * 8, remote[8:16]))
         await yield_loop(1)
         assert client._queue.backlog.is_waiting
         for task in doomed:
@@ -108,7 +110,7 @@ async def test_operation_cancelled_before_it_was_posted_is_not_executed(
         await check_alive(client, server)
 
 
-async def test_region_whose_sharing_was_cancelled_is_not_received(
+async def test_recv_region_skips_a_region_whose_send_was_cancelled(
     factory: ConnectionFactory,
 ) -> None:
     """The key of the region no longer works."""

@@ -91,7 +91,7 @@ async def region(child: Child) -> RemoteRegion:
 
 
 @one_loop
-async def test_operations_complete_while_the_peer_is_busy_in_python(
+async def test_one_sided_operations_complete_while_the_peer_is_busy(
     factory: ConnectionFactory,
 ) -> None:
     """The peer's device serves the operations. The peer computes until it sees the last write."""
@@ -226,7 +226,7 @@ async def test_killed_peer_breaks_the_connection_and_frees_memory(
 
 
 @one_loop
-async def test_connect_fails_cleanly_when_the_listener_is_killed(
+async def test_connect_raises_rdma_error_when_the_listener_is_killed(
     factory: ConnectionFactory,
 ) -> None:
     """The listener may be killed at any moment before it has answered."""
@@ -273,7 +273,7 @@ async def test_listener_survives_a_client_killed_during_the_handshake(
 
 
 @one_loop
-async def test_stopped_peer_can_continue_later(factory: ConnectionFactory) -> None:
+async def test_connection_survives_a_stopped_and_resumed_peer(factory: ConnectionFactory) -> None:
     """A stopped peer is not dead, so waiting for it ends only at the caller's timeout."""
     async with factory.witness() as witness, Child.connected(factory, "echo") as child:
         conn = child.conn

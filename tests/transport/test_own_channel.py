@@ -62,7 +62,7 @@ async def joined(
     return one, other
 
 
-async def test_prepared_connections_require_the_same_key(factory: ConnectionFactory) -> None:
+async def test_prepared_connections_fail_when_auth_keys_differ(factory: ConnectionFactory) -> None:
     key = b"a key of sixteen bytes or more"
     one, other = await joined(factory, auth=(key, key))
     async with one, other:
@@ -75,7 +75,7 @@ async def test_prepared_connections_require_the_same_key(factory: ConnectionFact
 
 
 @one_loop
-async def test_prepared_connection_rejects_steps_out_of_order(factory: ConnectionFactory) -> None:
+async def test_prepared_connection_rejects_calls_out_of_order(factory: ConnectionFactory) -> None:
     first, second = await half(factory), await half(factory)
     async with first, second:
         assert "new" in repr(first)
@@ -93,7 +93,7 @@ async def test_prepared_connection_rejects_steps_out_of_order(factory: Connectio
 
 
 @one_loop
-async def test_closed_prepared_connection_accepts_nothing(factory: ConnectionFactory) -> None:
+async def test_closed_prepared_connection_rejects_accept(factory: ConnectionFactory) -> None:
     """The fixtures check that nothing is left of it."""
     first, second = await half(factory), await half(factory)
     async with second:
@@ -134,7 +134,7 @@ asyncio.run(main())
 
 
 @one_loop
-async def test_end_of_the_peer_process_breaks_a_prepared_connection(
+async def test_prepared_connection_breaks_when_the_peer_process_exits(
     factory: ConnectionFactory,
 ) -> None:
     """The queue pair must report it, because there is neither a socket nor a keep-alive."""
@@ -161,7 +161,7 @@ async def test_end_of_the_peer_process_breaks_a_prepared_connection(
 # ---- tokens --------------------------------------------------------------------------------------
 
 
-async def test_token_sent_by_another_channel_opens_the_region(factory: ConnectionFactory) -> None:
+async def test_open_region_accepts_a_token_sent_out_of_band(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(4096) as buffer:
             buffer.view[:] = pattern(4096)
@@ -184,7 +184,9 @@ async def test_token_sent_by_another_channel_opens_the_region(factory: Connectio
 
 
 @one_loop
-async def test_open_region_rejects_tokens_of_other_connections(factory: ConnectionFactory) -> None:
+async def test_open_region_rejects_tokens_from_other_connections(
+    factory: ConnectionFactory,
+) -> None:
     """The error says whose token it is, and nothing is posted."""
     async with factory.pair() as (client, server), factory.pair() as others:
         with server.alloc(8) as buffer, server.share(buffer, access=ALL) as share:
@@ -203,7 +205,7 @@ async def test_open_region_rejects_tokens_of_other_connections(factory: Connecti
     "how", ["revoked", "released", "lent and released", "handed over", "dropped", "dropped late"]
 )
 @one_loop
-async def test_open_region_raises_lease_ended_error_for_ended_tokens(
+async def test_open_region_raises_lease_ended_error_for_expired_tokens(
     factory: ConnectionFactory, how: str
 ) -> None:
     """The user's side knows the end of a region, whatever caused it and whether or not the token
@@ -235,7 +237,7 @@ async def test_open_region_raises_lease_ended_error_for_ended_tokens(
         await check_alive(client, server)
 
 
-def test_ended_region_ids_are_remembered_up_to_a_limit() -> None:
+def test_expired_region_ids_are_remembered_up_to_a_limit() -> None:
     """The limit bounds the memory per peer. The latest ids are kept, whatever their order."""
     regions = Regions(*[cast("Any", None)] * 3)
     regions.begin(1, 2)

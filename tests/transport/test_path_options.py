@@ -40,7 +40,7 @@ def with_options(options: dict[str, Any]) -> Config:
     return replace(SMALL, **options)
 
 
-async def test_common_options_reach_the_queue_pair(factory: ConnectionFactory) -> None:
+async def test_path_options_are_applied_to_the_queue_pair(factory: ConnectionFactory) -> None:
     async with factory.pair(with_options(BOTH_WAYS)) as (client, server):
         await check_alive(client, server)
         for found in map(attributes, (client, server)):
@@ -50,7 +50,7 @@ async def test_common_options_reach_the_queue_pair(factory: ConnectionFactory) -
 
 
 @by_tcp
-async def test_bootstrap_options_reach_the_queue_pair(
+async def test_tcp_only_options_are_applied_to_the_queue_pair(
     factory: ConnectionFactory, hop_limit: Callable[[int], int], deviations: frozenset[str]
 ) -> None:
     """Each side uses its own options, except that the smaller path MTU applies to both."""
@@ -67,7 +67,7 @@ async def test_bootstrap_options_reach_the_queue_pair(
 
 
 @by_tcp
-async def test_gid_index_selects_the_gid(factory: ConnectionFactory) -> None:
+async def test_gid_index_option_selects_the_local_gid(factory: ConnectionFactory) -> None:
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
         async with client, server:
@@ -87,7 +87,7 @@ async def test_gid_index_selects_the_gid(factory: ConnectionFactory) -> None:
 
 
 @by_tcp
-async def test_unreachable_gid_is_named_on_both_sides(factory: ConnectionFactory) -> None:
+async def test_unreachable_gid_error_contains_gid_and_device(factory: ConnectionFactory) -> None:
     """The error names both GIDs and the GID index."""
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
@@ -122,7 +122,7 @@ async def test_unknown_pkey_raises_value_error(factory: ConnectionFactory) -> No
 @pytest.mark.any_device
 @one_loop
 @pytest.mark.parametrize("name", NOT_BY_CM)
-async def test_options_the_connection_manager_lacks_are_rejected(
+async def test_options_unsupported_by_the_connection_manager_are_rejected(
     name: str, device_name: str
 ) -> None:
     """Such options must not be ignored silently."""

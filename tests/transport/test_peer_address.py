@@ -31,7 +31,9 @@ OPTION = "allow_other_addresses"
 
 @one_loop
 @by_tcp
-async def test_client_endpoint_at_another_address_is_refused(factory: ConnectionFactory) -> None:
+async def test_listener_refuses_endpoint_that_differs_from_client_address(
+    factory: ConnectionFactory,
+) -> None:
     async with (
         await factory.listen() as listener,
         Stranger.connect(
@@ -47,7 +49,7 @@ async def test_client_endpoint_at_another_address_is_refused(factory: Connection
 
 @one_loop
 @by_tcp
-async def test_allow_other_addresses_accepts_another_address(factory: ConnectionFactory) -> None:
+async def test_allow_other_addresses_permits_a_foreign_endpoint(factory: ConnectionFactory) -> None:
     config = replace(SMALL, allow_other_addresses=True)
     async with (
         await factory.listen(config) as listener,
@@ -60,7 +62,9 @@ async def test_allow_other_addresses_accepts_another_address(factory: Connection
 
 @one_loop
 @by_tcp
-async def test_server_endpoint_at_another_address_is_rejected(factory: ConnectionFactory) -> None:
+async def test_client_rejects_endpoint_that_differs_from_server_address(
+    factory: ConnectionFactory,
+) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(MESSAGE_SIZE)
         writer.write(MAGIC + endpoint_at(FOREIGN) + hello().pack())
@@ -101,7 +105,7 @@ def gid(address: str) -> bytes:
         ("127.0.0.1", "127.5.6.7", True),
     ],
 )
-def test_may_be_at_accepts_only_addresses_of_the_peer(
+def test_endpoint_address_must_match_the_peer_address(
     claimed: str, peer: str, allowed: bool
 ) -> None:
     with verbs.open_device("embedded0"):
@@ -110,7 +114,7 @@ def test_may_be_at_accepts_only_addresses_of_the_peer(
 
 @one_loop
 @by_tcp
-async def test_pauses_between_dial_attempts_grow(factory: ConnectionFactory) -> None:
+async def test_delay_between_connection_attempts_increases(factory: ConnectionFactory) -> None:
     """This keeps attempts rare, whatever is at that address.
 
     The sixth comes after 1 + 4 + ... + 256 ms.

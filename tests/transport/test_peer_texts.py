@@ -65,7 +65,7 @@ async def test_goodbye_text_is_escaped(
         check_texts(await ends(conn.recv(), ConnectionBrokenError), caplog, shown)
 
 
-async def test_refused_request_text_is_escaped(
+async def test_region_request_refusal_text_is_escaped(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with raw_pair(factory) as (conn, peer):
@@ -79,7 +79,7 @@ async def test_refused_request_text_is_escaped(
 
 
 @pytest.mark.parametrize("size", [512, 64 << 10])
-async def test_too_long_text_is_not_repeated(
+async def test_overlong_goodbye_text_is_omitted_from_errors(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture, size: int
 ) -> None:
     """Such a text violates the protocol."""
@@ -91,7 +91,7 @@ async def test_too_long_text_is_not_repeated(
 
 
 @by_tcp
-async def test_refused_bootstrap_text_is_escaped(
+async def test_tcp_bootstrap_refusal_text_is_escaped(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,7 +105,7 @@ async def test_refused_bootstrap_text_is_escaped(
 
 
 @by_cm
-async def test_rejected_request_text_is_escaped(
+async def test_connection_manager_rejection_text_is_escaped(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = RawListener(factory)

@@ -64,7 +64,7 @@ class Held:
         self._buffers.clear()
 
 
-async def test_recv_into_needs_no_pool_memory(factory: ConnectionFactory) -> None:
+async def test_recv_into_succeeds_when_the_pool_is_exhausted(factory: ConnectionFactory) -> None:
     async with factory.pair(CONFIG) as (client, server):
         sending = asyncio.create_task(client.send(pattern(LONG)))
         await yield_loop(1)
@@ -79,7 +79,7 @@ async def test_recv_into_needs_no_pool_memory(factory: ConnectionFactory) -> Non
             await asyncio.sleep(0)
 
 
-async def test_leases_wait_for_pool_memory(factory: ConnectionFactory) -> None:
+async def test_lease_waits_until_pool_memory_is_available(factory: ConnectionFactory) -> None:
     async with exhausted(factory) as (client, server, held):
         leasing = [asyncio.create_task(conn.lease(1 << 20)) for conn in (client, server)]
         await held.until_waiting(2)
@@ -90,7 +90,7 @@ async def test_leases_wait_for_pool_memory(factory: ConnectionFactory) -> None:
             (await task).release()
 
 
-async def test_waiting_lease_does_not_block_messages(factory: ConnectionFactory) -> None:
+async def test_task_waiting_for_a_lease_does_not_block_messages(factory: ConnectionFactory) -> None:
     """A task that holds memory which another one waits for must be able to send before it releases
     the memory.
     """
@@ -107,7 +107,9 @@ async def test_waiting_lease_does_not_block_messages(factory: ConnectionFactory)
         await asyncio.wait([leasing])
 
 
-async def test_waiting_for_memory_ends_with_the_connection(factory: ConnectionFactory) -> None:
+async def test_tasks_waiting_for_memory_fail_when_the_connection_is_aborted(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair(CONFIG) as (anchor, _), factory.pair(CONFIG) as (client, server):
         async with shared(server, client, 8) as (_, remote):
             held = Held(client)

@@ -89,9 +89,7 @@ async def test_connect_is_rejected_when_the_listener_port_is_down(
 
 
 @pytest.mark.any_device
-async def test_connections_survive_a_port_that_goes_down_briefly(
-    factory: ConnectionFactory,
-) -> None:
+async def test_connection_survives_a_brief_port_outage(factory: ConnectionFactory) -> None:
     """Connections wait for the port as long as their timeouts allow."""
     async with factory.pair() as (client, server):
         with port_down(factory.device):

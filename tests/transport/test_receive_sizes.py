@@ -43,7 +43,9 @@ async def leased(*conns: Connection) -> int:
     return pool_statistics(conns[0]).leased_bytes
 
 
-async def test_receives_grow_and_shrink_with_messages(factory: ConnectionFactory) -> None:
+async def test_receive_buffers_grow_and_shrink_with_message_size(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair(GROWING) as (client, server):
         before = await leased(client, server)
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
@@ -59,7 +61,7 @@ async def test_receives_grow_and_shrink_with_messages(factory: ConnectionFactory
         await several(client, server, 3, MEDIUM + 1)
 
 
-async def test_large_messages_of_one_iteration_are_posted_together(
+async def test_large_messages_sent_in_one_iteration_are_posted_together(
     factory: ConnectionFactory,
 ) -> None:
     """Large messages would not share a frame.
@@ -79,7 +81,9 @@ async def test_large_messages_of_one_iteration_are_posted_together(
             await asyncio.gather(*sends)
 
 
-async def test_receives_grow_while_credits_are_used_by_answers(factory: ConnectionFactory) -> None:
+async def test_receives_grow_while_acknowledgements_consume_credits(
+    factory: ConnectionFactory,
+) -> None:
     """Each offer needs an answer, but the announcement of the larger receives must not wait behind
     the answers.
     """
@@ -112,7 +116,7 @@ async def test_receives_do_not_grow_when_the_pool_has_no_room(factory: Connectio
             assert await leased(client, server) <= before + 4 * SMALL.eager_size
 
 
-async def test_frames_do_not_exceed_the_own_eager_size(factory: ConnectionFactory) -> None:
+async def test_frames_do_not_exceed_the_local_eager_size(factory: ConnectionFactory) -> None:
     """A peer with huge receives must not make this side use equally large frames and memory."""
     async with victim(factory, replace(SMALL, close_timeout=0.05)) as (conn, peer):
         peer.send_control(protocol.ReceiveSize(0, 0, 1 << 20))

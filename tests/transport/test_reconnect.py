@@ -57,14 +57,14 @@ from .marks import by_tcp, one_loop
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_errors_that_a_restart_can_cause_are_temporary(error: Exception, temporary: bool) -> None:
+def test_reconnect_retries_only_after_temporary_errors(error: Exception, temporary: bool) -> None:
     assert is_temporary(error) is temporary
 
 
 @by_tcp  # librdmacm brings up its queue pairs itself
 @one_loop
 @pytest.mark.parametrize("dies", ["the peer", "the device"])
-async def test_peer_death_during_bring_up_is_temporary(
+async def test_handshake_error_is_temporary_only_when_the_peer_died(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
     """A device that is connected to the peer's process notices its death, and refuses the next

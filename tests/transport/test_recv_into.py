@@ -35,7 +35,7 @@ SIZES = [0, 1, EAGER, EAGER + 1, STAGED, STAGED + 1, 1 << 20, READ_SIZE + 1]
 
 @pytest.mark.parametrize("early", [False, True], ids=["waiting", "late"])
 @pytest.mark.parametrize("size", SIZES)
-async def test_recv_into_receives_messages_of_every_size(
+async def test_recv_into_and_recv_with_receive_messages_of_various_sizes(
     factory: ConnectionFactory, size: int, early: bool
 ) -> None:
     """With `early` the message arrives before the receiver starts, otherwise the receiver waits for
@@ -72,7 +72,7 @@ async def test_recv_into_receives_messages_of_every_size(
         await check_alive(client, server)
 
 
-async def test_refused_receiver_keeps_no_memory(factory: ConnectionFactory) -> None:
+async def test_failed_recv_into_does_not_leak_memory(factory: ConnectionFactory) -> None:
     """Neither the exception that the user keeps nor a reference cycle may hold the memory."""
     async with factory.pair() as (client, server):
         sending = asyncio.create_task(client.send(bytes(STAGED)))

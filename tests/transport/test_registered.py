@@ -114,7 +114,7 @@ async def test_registered_regions_are_not_registered_again(
             assert not registrations
 
 
-async def test_memory_of_a_view_is_registered_once(
+async def test_memoryview_is_registered_once_for_repeated_transfers(
     factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
     async with factory.sharing(LONG, config=CONFIG) as (client, server, _, remote):
@@ -141,7 +141,7 @@ async def test_memory_of_a_view_is_registered_once(
         memory.append(1)
 
 
-async def test_registration_of_a_sent_message_is_not_cached(
+async def test_send_does_not_cache_memory_registrations(
     factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
     """The peer knows the key, but must not read what the memory holds after the message."""

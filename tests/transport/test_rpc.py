@@ -92,7 +92,7 @@ async def until(functions: Functions, **counts: int) -> None:
         await yield_loop(1)
 
 
-async def test_concurrent_calls_get_their_own_results(factory: ConnectionFactory) -> None:
+async def test_concurrent_calls_return_their_own_results(factory: ConnectionFactory) -> None:
     """One call stays outstanding during all the others."""
     functions = Functions()
     async with calls(factory, functions) as client:
@@ -106,7 +106,9 @@ async def test_concurrent_calls_get_their_own_results(factory: ConnectionFactory
         await ends(waiting, asyncio.CancelledError)
 
 
-async def test_client_works_after_all_tasks_were_cancelled(factory: ConnectionFactory) -> None:
+async def test_rpc_client_can_call_after_all_tasks_are_cancelled(
+    factory: ConnectionFactory,
+) -> None:
     """`asyncio.run` cancels the program's tasks at its end, so the client must not read its answers
     in a task.
     """
@@ -120,7 +122,7 @@ async def test_client_works_after_all_tasks_were_cancelled(factory: ConnectionFa
         await serving
 
 
-async def test_start_server_and_connect_accept_options_of_calls(factory: ConnectionFactory) -> None:
+async def test_rpc_start_server_and_connect_accept_serializers(factory: ConnectionFactory) -> None:
     coders: Any = {"dumps": pickle.dumps, "loads": pickle.loads}
     options: Any = {"config": SMALL, **factory.where, **coders}
     async with await rpc.start_server(Functions(), factory.host, **options) as server:
@@ -136,7 +138,7 @@ async def test_start_server_and_connect_accept_options_of_calls(factory: Connect
         await rpc.start_server({"print": print}, factory.host)  # type: ignore[dict-item]
 
 
-async def test_long_values_are_views_of_received_memory(factory: ConnectionFactory) -> None:
+async def test_rpc_passes_a_memoryview_to_the_loads_function(factory: ConnectionFactory) -> None:
     """The memory stays valid as long as the view is used."""
     options: Any = {"dumps": memoryview, "loads": memoryview}
     async with calls(factory, Functions(), **options) as client:
@@ -146,7 +148,7 @@ async def test_long_values_are_views_of_received_memory(factory: ConnectionFacto
         assert found == data
 
 
-async def test_memory_of_values_is_released_during_and_after_calls(
+async def test_call_releases_received_memory_before_it_completes(
     factory: ConnectionFactory,
 ) -> None:
     """Neither a call in progress nor an idle connection may hold the memory."""
@@ -168,7 +170,7 @@ async def failing(error: BaseException) -> None:
     raise error
 
 
-async def test_errors_of_functions_raise_call_error(
+async def test_exceptions_in_functions_raise_call_error_in_the_client(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "aiordma.rpc")
@@ -207,7 +209,7 @@ async def test_errors_of_functions_raise_call_error(
         assert await client.call("add", [1]) == 1
 
 
-def test_keyboard_interrupt_in_a_function_ends_the_program(factory: ConnectionFactory) -> None:
+def test_keyboard_interrupt_in_a_handler_stops_the_event_loop(factory: ConnectionFactory) -> None:
     async def main() -> None:
         functions: dict[str, rpc.Function] = {"exit": lambda _: failing(KeyboardInterrupt())}
         async with factory.pair() as (client, server):
@@ -293,7 +295,9 @@ async def made(make: Callable[[], object]) -> object:
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-async def test_mistake_is_rejected_with_advice(factory: ConnectionFactory, what: str) -> None:
+async def test_invalid_rpc_argument_raises_an_error_with_advice(
+    factory: ConnectionFactory, what: str
+) -> None:
     """The mistake is reported before anything is sent."""
     make, text = MISTAKES[what]
     async with calls(factory, Functions()) as client, factory.pair() as (other, _):
@@ -318,7 +322,9 @@ READERS: dict[str, Callable[[Connection], object]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-async def test_second_reader_raises_busy_error(factory: ConnectionFactory, reader: str) -> None:
+async def test_reading_from_an_rpc_connection_raises_busy_error(
+    factory: ConnectionFactory, reader: str
+) -> None:
     """The error names the first reader, which continues.
 
     Once that reader has ended, reading is possible again.
@@ -357,7 +363,7 @@ SENDERS: dict[str, Callable[[Connection, aiordma.RemoteRegion], Awaitable[object
 
 
 @pytest.mark.parametrize("owner", ["an rpc.Client", "rpc.serve", "a stream"])
-async def test_message_on_a_connection_that_is_owned_raises_busy_error(
+async def test_sending_on_a_connection_in_use_raises_busy_error(
     owner: str, factory: ConnectionFactory
 ) -> None:
     """Reads and writes without immediate data do not disturb the owner."""
@@ -390,7 +396,7 @@ async def test_message_on_a_connection_that_is_owned_raises_busy_error(
         await ends(serving, asyncio.CancelledError)
 
 
-async def test_send_created_before_a_client_is_refused_when_it_is_awaited(
+async def test_awaiting_an_earlier_send_raises_busy_error_after_client_creation(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.pair() as (client, server):
@@ -410,7 +416,9 @@ def error_peer(conn: Connection) -> str:
     return host_port(conn.peer_address)
 
 
-async def test_client_is_refused_while_tasks_wait_in_recv(factory: ConnectionFactory) -> None:
+async def test_rpc_client_raises_busy_error_while_tasks_wait_in_recv(
+    factory: ConnectionFactory,
+) -> None:
     """A client takes all messages, so it cannot share the connection with tasks in `recv`.
 
     Any number of these tasks may wait.
@@ -445,7 +453,9 @@ async def test_dropped_client_warns_and_ends_its_connection(factory: ConnectionF
 
 
 @pytest.mark.parametrize("plain", ["client", "server"])
-async def test_peer_without_rpc_ends_the_connection(factory: ConnectionFactory, plain: str) -> None:
+async def test_non_rpc_message_breaks_the_connection_on_both_sides(
+    factory: ConnectionFactory, plain: str
+) -> None:
     """Both sides must be told what is wrong."""
     async with factory.pair() as (client, server):
         if plain == "server":
@@ -464,7 +474,7 @@ async def test_peer_without_rpc_ends_the_connection(factory: ConnectionFactory, 
             assert "that are not a valid aiordma.rpc message; use rpc.connect with" in str(error)
 
 
-async def test_too_long_value_fails_its_call_only(factory: ConnectionFactory) -> None:
+async def test_oversized_value_fails_only_its_own_call(factory: ConnectionFactory) -> None:
     """The value may be the result or the argument."""
     short = replace(SMALL, max_message=10_000)
     async with factory.pair(short) as (client, server):
@@ -479,7 +489,9 @@ async def test_too_long_value_fails_its_call_only(factory: ConnectionFactory) ->
         await serving
 
 
-async def test_answer_without_memory_ends_the_connection(factory: ConnectionFactory) -> None:
+async def test_connection_closes_when_reading_responses_runs_out_of_memory(
+    factory: ConnectionFactory,
+) -> None:
     """No later answer would be read either."""
 
     async def refused() -> AsyncIterator[Message]:
@@ -491,7 +503,9 @@ async def test_answer_without_memory_ends_the_connection(factory: ConnectionFact
         assert client.closed
 
 
-async def test_timeout_and_cancellation_free_the_server(factory: ConnectionFactory) -> None:
+async def test_timed_out_and_cancelled_calls_are_cancelled_on_the_server(
+    factory: ConnectionFactory,
+) -> None:
     """The server cancels calls that its client has given up, which makes room for the next call."""
     functions = Functions()
     async with calls(factory, functions, max_calls=1) as client:
@@ -509,7 +523,7 @@ async def test_timeout_and_cancellation_free_the_server(factory: ConnectionFacto
             assert await client.call("add", [turns]) == turns
 
 
-async def test_calls_beyond_max_calls_are_refused_or_wait(factory: ConnectionFactory) -> None:
+async def test_server_refuses_calls_beyond_max_calls(factory: ConnectionFactory) -> None:
     """The server refuses calls beyond its limit. A client that has the same limit waits instead."""
     functions = Functions()
     async with calls(factory, functions, max_calls=2) as client:
@@ -538,7 +552,7 @@ def complete_late(conn: Connection, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(conn, "send_nowait", lambda data: asyncio.ensure_future(late(data)))
 
 
-async def test_call_directly_after_an_answer_is_not_refused(
+async def test_call_sent_immediately_after_a_response_is_accepted(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the client a call ends with its answer, so the server must not count it until the send of
@@ -558,7 +572,7 @@ async def test_call_directly_after_an_answer_is_not_refused(
 
 
 @pytest.mark.parametrize("how", ["client closes", "server closes", "server aborts"])
-async def test_end_of_the_connection_ends_calls_on_both_sides(
+async def test_closing_the_connection_ends_calls_on_both_sides(
     factory: ConnectionFactory, how: str
 ) -> None:
     functions = Functions()
@@ -583,7 +597,7 @@ async def test_end_of_the_connection_ends_calls_on_both_sides(
 
 
 @pytest.mark.parametrize("grace", [0, NEVER])
-async def test_server_close_cancels_calls_after_the_grace(
+async def test_rpc_server_close_cancels_calls_after_the_grace_period(
     factory: ConnectionFactory, grace: float
 ) -> None:
     functions = Functions()
@@ -602,9 +616,7 @@ async def test_server_close_cancels_calls_after_the_grace(
             assert "CancelledError" in str(error)
 
 
-async def test_client_that_does_not_read_gets_every_answer_later(
-    factory: ConnectionFactory,
-) -> None:
+async def test_slow_client_receives_every_response(factory: ConnectionFactory) -> None:
     """This client must not hold up the end of the server either."""
     functions = Functions()
     numbers = range(30)
@@ -646,7 +658,7 @@ async def test_call_cancelled_while_its_connection_closes_raises_cancelled_error
         await closing
 
 
-async def test_cancellation_that_arrives_with_its_call_is_answered(
+async def test_call_cancelled_before_it_starts_receives_a_response(
     factory: ConnectionFactory,
 ) -> None:
     """The call is cancelled before its task on the server has started."""
@@ -664,7 +676,7 @@ async def test_cancellation_that_arrives_with_its_call_is_answered(
         await serving
 
 
-NONSENSE = {
+MALFORMED_MESSAGES = {
     "nothing": b"",
     "short": rpc._HEADER.pack(0, 0, 1)[:-1],
     "kind": rpc._HEADER.pack(4, 0, 1),
@@ -674,21 +686,21 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("what", NONSENSE)
-async def test_malformed_message_of_a_client_ends_serve(
+@pytest.mark.parametrize("what", MALFORMED_MESSAGES)
+async def test_serve_raises_protocol_error_for_malformed_client_messages(
     factory: ConnectionFactory, what: str
 ) -> None:
     functions = Functions()
     async with factory.pair() as (client, server):
         serving = asyncio.create_task(rpc.serve(server, functions))
         await client.send(rpc._pack(rpc._CALL, 7, "wait") + b"\xc0")
-        await client.send(NONSENSE[what])
+        await client.send(MALFORMED_MESSAGES[what])
         await ends(serving, ProtocolError)
         assert functions.running == 0
 
 
 @pytest.mark.parametrize("what", ["nothing", "short", "text", "call"])
-async def test_malformed_message_of_a_server_ends_the_calls(
+async def test_calls_fail_when_the_server_sends_a_malformed_message(
     factory: ConnectionFactory, what: str
 ) -> None:
     """Answers to calls that were not made are ignored. Malformed messages end the connection."""
@@ -698,7 +710,7 @@ async def test_malformed_message_of_a_server_ends_the_calls(
         with await server.recv() as request:
             number = rpc._unpack(request.data, rpc._CALL).number
         await server.send(rpc._pack(rpc._RESULT, number + 1) + b"\xc0")
-        await server.send({"call": rpc._pack(rpc._CALL, number), **NONSENSE}[what])
+        await server.send({"call": rpc._pack(rpc._CALL, number), **MALFORMED_MESSAGES}[what])
         error = await ends(call, ConnectionBrokenError)
         assert isinstance(error.__cause__, ProtocolError)
         assert client.closed
@@ -722,7 +734,7 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("what", COSTLY)
-def test_unpack_rejects_values_of_excessive_cost(what: str) -> None:
+def test_unpack_rejects_messages_with_too_many_values(what: str) -> None:
     """The values are rejected before any object is created from them.
 
     Slightly smaller ones are accepted.
@@ -734,14 +746,21 @@ def test_unpack_rejects_values_of_excessive_cost(what: str) -> None:
         assert len(rpc._unpackb(memoryview(packed_list(200_000, item)))) == 200_000
 
 
-NO_VALUES = [b"", b"\xc1", b"\xa1\xff", b"\xc0\xc0", b"\xdd" + b"\xff" * 4, b"\x91" * 100_000]
+MALFORMED_VALUES = [
+    b"",
+    b"\xc1",
+    b"\xa1\xff",
+    b"\xc0\xc0",
+    b"\xdd" + b"\xff" * 4,
+    b"\x91" * 100_000,
+]
 
 
-async def test_malformed_value_fails_its_call_only(factory: ConnectionFactory) -> None:
+async def test_malformed_value_fails_only_its_own_call(factory: ConnectionFactory) -> None:
     """This holds for values sent to the server and to the client."""
     async with factory.pair() as (client, server):
         serving = asyncio.create_task(rpc.serve(server, Functions()))
-        for number, value in enumerate(NO_VALUES):
+        for number, value in enumerate(MALFORMED_VALUES):
             await client.send([rpc._pack(rpc._CALL, number, "same"), value])
             with await client.recv() as answer:
                 assert rpc._unpack(answer.data, rpc._ERROR).number == number
@@ -749,7 +768,7 @@ async def test_malformed_value_fails_its_call_only(factory: ConnectionFactory) -
             assert await caller.call("same", 1) == 1
         await serving
     async with factory.pair() as (client, server), rpc.Client(client) as caller:
-        for value in (*NO_VALUES, b"\x01"):
+        for value in (*MALFORMED_VALUES, b"\x01"):
             call = asyncio.create_task(caller.call("same", 1))
             with await server.recv() as request:
                 number = rpc._unpack(request.data, rpc._CALL).number

@@ -68,7 +68,7 @@ async def test_server_echoes_to_several_clients(factory: ConnectionFactory) -> N
 
 
 @one_loop
-async def test_close_cancels_handlers_after_the_grace(factory: ConnectionFactory) -> None:
+async def test_close_cancels_handlers_after_the_grace_period(factory: ConnectionFactory) -> None:
     """Handlers that finish within the grace are not cancelled. No new connection is accepted."""
     ended: list[str] = []
     started: asyncio.Queue[None] = asyncio.Queue()
@@ -109,9 +109,7 @@ async def test_close_cancels_handlers_after_the_grace(factory: ConnectionFactory
 
 
 @one_loop
-async def test_close_ends_idle_connections_and_lets_requests_finish(
-    factory: ConnectionFactory,
-) -> None:
+async def test_server_close_lets_pending_requests_finish(factory: ConnectionFactory) -> None:
     """Closing does not wait for the end of the grace, and the peers are told that the server is
     shutting down.
     """
@@ -149,7 +147,9 @@ async def test_close_ends_idle_connections_and_lets_requests_finish(
 
 
 @one_loop
-async def test_close_without_grace_breaks_busy_connections(factory: ConnectionFactory) -> None:
+async def test_close_without_grace_period_breaks_busy_connections(
+    factory: ConnectionFactory,
+) -> None:
     """The peer of an idle handler sees an orderly end, and the peer of a busy handler an error."""
     started = asyncio.Event()
 
@@ -176,7 +176,7 @@ async def test_close_without_grace_breaks_busy_connections(factory: ConnectionFa
 
 
 @one_loop
-async def test_second_close_ends_the_grace(factory: ConnectionFactory) -> None:
+async def test_second_close_ends_the_grace_period_immediately(factory: ConnectionFactory) -> None:
     started = asyncio.Event()
 
     async def stay(conn: Connection) -> None:
@@ -194,7 +194,9 @@ async def test_second_close_ends_the_grace(factory: ConnectionFactory) -> None:
 
 
 @one_loop
-async def test_ending_the_iteration_keeps_earlier_receivers(factory: ConnectionFactory) -> None:
+async def test_ending_an_iteration_does_not_affect_earlier_recv_calls(
+    factory: ConnectionFactory,
+) -> None:
     """The iteration ends in its turn.
 
     Earlier calls of `recv` continue, and messages keep their order.
@@ -255,7 +257,7 @@ ERRORS: dict[str, BaseException] = {
 
 @one_loop
 @pytest.mark.parametrize("name", ERRORS)
-async def test_failing_handler_is_reported_and_ends_one_connection(
+async def test_handler_exception_is_reported_and_closes_only_its_connection(
     factory: ConnectionFactory, name: str, reported: list[dict[str, Any]]
 ) -> None:
     """The peer is told the type of the error, but not its text.
@@ -295,7 +297,7 @@ async def test_failing_handler_is_reported_and_ends_one_connection(
         (GeneratorExit(), ConnectionClosedError),  # from a discarded generator
     ],
 )
-async def test_exception_in_async_with_is_named_to_the_peer(
+async def test_exception_type_in_async_with_is_reported_to_the_peer(
     factory: ConnectionFactory, error: BaseException, kind: type[Exception]
 ) -> None:
     async with factory.pair() as (client, server):
@@ -313,7 +315,7 @@ async def test_exception_in_async_with_is_named_to_the_peer(
 
 
 @one_loop
-async def test_exiting_handler_ends_the_process_with_its_status(factory: ConnectionFactory) -> None:
+async def test_sys_exit_in_a_handler_sets_the_exit_status(factory: ConnectionFactory) -> None:
     """The peer is told before the process ends."""
     program = f"""
 import asyncio, sys, aiordma
@@ -339,7 +341,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("kind", ["asyncio.SelectorEventLoop", "uvloop.Loop"])
 @pytest.mark.parametrize("leave", ["sys.exit(3)", "async with conn: sys.exit(3)"])
 @one_loop
-async def test_exit_status_wins_over_errors_of_other_tasks(
+async def test_sys_exit_status_takes_precedence_over_errors_in_other_tasks(
     factory: ConnectionFactory, leave: str, kind: str
 ) -> None:
     """Another task that sees the end of the connection must not end the program first."""
@@ -400,7 +402,7 @@ HANDLERS: dict[str, Any] = {
 
 @one_loop
 @pytest.mark.parametrize("name", HANDLERS)
-async def test_start_server_accepts_any_kind_of_handler(
+async def test_start_server_accepts_every_supported_handler_type(
     factory: ConnectionFactory, name: str
 ) -> None:
     async with (

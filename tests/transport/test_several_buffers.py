@@ -72,7 +72,7 @@ async def test_several_buffers_arrive_as_one_message(
         await check_alive(client, server)
 
 
-async def test_buffers_of_any_kind_are_joined_in_order(factory: ConnectionFactory) -> None:
+async def test_send_joins_buffers_of_different_types_in_order(factory: ConnectionFactory) -> None:
     """The messages keep the order of the calls, including those of one buffer."""
     async with factory.pair() as (client, server):
         array = np.arange(100_000, dtype=np.int32)
@@ -104,7 +104,7 @@ async def received(conn: Connection, peer: Connection, data: bytes) -> Message:
     return message
 
 
-async def test_invalid_buffer_list_is_rejected_as_a_whole(factory: ConnectionFactory) -> None:
+async def test_send_releases_all_buffers_when_one_is_invalid(factory: ConnectionFactory) -> None:
     async with factory.pair(replace(SMALL, max_message=100_000)) as (client, server):
         held = bytearray(60_000)
         with pytest.raises(TypeError, match="cannot be used as memory"):
@@ -118,7 +118,7 @@ async def test_invalid_buffer_list_is_rejected_as_a_whole(factory: ConnectionFac
         await check_alive(client, server)
 
 
-async def test_very_many_buffers_arrive_as_one_message(factory: ConnectionFactory) -> None:
+async def test_send_accepts_hundreds_of_thousands_of_buffers(factory: ConnectionFactory) -> None:
     """Each buffer refers to the next one, but releasing them must not recurse through the whole
     chain.
     """
@@ -136,7 +136,7 @@ async def test_very_many_buffers_arrive_as_one_message(factory: ConnectionFactor
 
 
 @pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="its allocator ends the process")
-async def test_message_fails_alone_when_joining_runs_out_of_memory(
+async def test_only_the_message_whose_buffers_cannot_be_joined_fails(
     factory: ConnectionFactory,
 ) -> None:
     """The message fails while it waits for its turn, and the messages around it arrive."""
@@ -169,7 +169,7 @@ def no_more_memory(margin: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [5, 300 * KIB])
-async def test_error_of_allocate_is_raised_and_keeps_the_message(
+async def test_message_can_be_received_after_allocate_fails(
     factory: ConnectionFactory, size: int
 ) -> None:
     async with factory.pair() as (client, server):
@@ -192,7 +192,9 @@ async def test_error_of_allocate_is_raised_and_keeps_the_message(
         await check_alive(client, server)
 
 
-async def test_allocate_can_abort_the_connection(factory: ConnectionFactory) -> None:
+async def test_recv_with_fails_when_allocate_aborts_the_connection(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair() as (client, server):
         sending = asyncio.create_task(client.send(pattern(300 * KIB)))
 
@@ -208,7 +210,7 @@ async def test_allocate_can_abort_the_connection(factory: ConnectionFactory) -> 
 # ---- never awaited -----------------------------------------------------------------------------
 
 
-async def test_unawaited_operation_warns(factory: ConnectionFactory) -> None:
+async def test_unawaited_operation_raises_never_awaited_warning(factory: ConnectionFactory) -> None:
     async with factory.sharing(5) as (client, server, _, remote):
         with client.alloc(5) as here:
             for forget, method in (

@@ -70,7 +70,9 @@ async def stopped(
 
 
 @pytest.mark.any_device
-async def test_ready_raises_when_the_connection_ends_first(factory: ConnectionFactory) -> None:
+async def test_ready_raises_when_the_connection_ends_before_binding(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair() as (client, _):
         with client.alloc(8) as memory:
             share = client.share(memory)
@@ -81,7 +83,7 @@ async def test_ready_raises_when_the_connection_ends_first(factory: ConnectionFa
 
 
 @pytest.mark.any_device
-async def test_window_the_device_refuses_to_destroy_is_reported(
+async def test_failure_to_destroy_a_memory_window_is_reported(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the connection must still release everything else."""
@@ -113,7 +115,7 @@ async def test_window_the_device_refuses_to_destroy_is_reported(
 @pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])
 @pytest.mark.parametrize("how", ["revoked", "cancelled"])
 @one_loop
-async def test_share_revoked_before_its_bind_is_refused(
+async def test_read_is_refused_when_the_share_was_revoked_before_binding(
     factory: ConnectionFactory, held: str, how: str
 ) -> None:
     """The bind of the window is still waiting when the share ends. The connection continues."""
@@ -139,7 +141,7 @@ async def test_share_revoked_before_its_bind_is_refused(
 
 
 @one_loop
-async def test_lease_that_ends_before_the_owner_saw_its_bind_is_revoked(
+async def test_share_is_revoked_when_lease_expires_before_bind_is_processed(
     factory: ConnectionFactory,
 ) -> None:
     """The loop is busy and has not seen the bind complete.
@@ -161,7 +163,7 @@ async def test_lease_that_ends_before_the_owner_saw_its_bind_is_revoked(
 
 @pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])
 @one_loop
-async def test_lease_that_ends_before_its_bind_is_revoked(
+async def test_share_is_revoked_when_its_lease_expires_before_binding(
     factory: ConnectionFactory, held: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection continues, whether the loop runs when the lease ends, or is busy and has not
@@ -185,7 +187,7 @@ async def test_lease_that_ends_before_its_bind_is_revoked(
 
 
 @one_loop
-async def test_lease_begins_when_the_key_works(factory: ConnectionFactory) -> None:
+async def test_share_lease_starts_when_its_window_is_bound(factory: ConnectionFactory) -> None:
     """The bind may wait for longer than the lease, but `send_region` must not send a region that
     has ended.
     """

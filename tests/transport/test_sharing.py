@@ -41,7 +41,7 @@ pytestmark = on_pair
 READ_WRITE = Rights.READ | Rights.WRITE
 
 
-async def refused_by_the_device(
+async def check_device_rejects(
     factory: ConnectionFactory, conn: Connection, remote: RemoteRegion
 ) -> None:
     """Check that the owner's device refuses the key and that this ends the connection.
@@ -65,7 +65,7 @@ async def refused_by_the_device(
 # ---- shared --------------------------------------------------------------------------------------
 
 
-async def test_shares_allow_only_reading_by_default(factory: ConnectionFactory) -> None:
+async def test_shares_are_read_only_by_default(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.register(bytearray(pattern(100))) as memory:
             share = await server.send_region(memory)
@@ -77,7 +77,7 @@ async def test_shares_allow_only_reading_by_default(factory: ConnectionFactory) 
             share.revoke()
 
 
-async def test_slice_shares_only_its_own_bytes(factory: ConnectionFactory) -> None:
+async def test_shared_slice_exposes_only_its_own_bytes(factory: ConnectionFactory) -> None:
     """The key covers only the slice, so a user that ignores the length reaches nothing else."""
     async with factory.pair() as (client, server):
         with server.alloc(300) as buffer:
@@ -93,16 +93,16 @@ async def test_slice_shares_only_its_own_bytes(factory: ConnectionFactory) -> No
                     with owner.alloc(300) as memory:
                         _, bad = await give(owner, user, memory[100:200], Rights.READ)
                         bad.address += offset
-                        await refused_by_the_device(factory, user, bad)
+                        await check_device_rejects(factory, user, bad)
             await check_alive(client, server)
 
 
-async def test_missing_right_is_refused_by_the_device(factory: ConnectionFactory) -> None:
+async def test_device_rejects_access_without_the_required_right(factory: ConnectionFactory) -> None:
     """The user ignores its own rights here, so only the owner's device can refuse."""
     async with factory.sharing(8, Rights.WRITE) as (client, _, _, remote):
         token = remote.token
         object.__setattr__(token, "access", ALL)
-        await refused_by_the_device(factory, client, remote)
+        await check_device_rejects(factory, client, remote)
 
 
 async def test_regions_arrive_in_order(factory: ConnectionFactory) -> None:
@@ -114,7 +114,7 @@ async def test_regions_arrive_in_order(factory: ConnectionFactory) -> None:
             assert server._sharing.shared == 5
 
 
-async def test_revoked_share_is_refused_by_the_device(factory: ConnectionFactory) -> None:
+async def test_device_rejects_access_to_a_revoked_share(factory: ConnectionFactory) -> None:
     async with factory.witness(), factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             share, remote = await give(server, client, buffer)
@@ -124,17 +124,17 @@ async def test_revoked_share_is_refused_by_the_device(factory: ConnectionFactory
             assert share.revoked
             share.revoke()  # a second revoke does nothing
             assert server._sharing.shared == 0
-            await refused_by_the_device(factory, client, remote)
+            await check_device_rejects(factory, client, remote)
 
 
-async def test_share_is_refused_by_the_device_after_its_lease(factory: ConnectionFactory) -> None:
+async def test_device_rejects_access_after_the_lease_expires(factory: ConnectionFactory) -> None:
     async with factory.witness(), factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             share, remote = await give(server, client, buffer, lease=0.3 * factory.slow)
             assert remote.token.lease_ms == round(300 * factory.slow)
             await lease_over(share)
             assert server._sharing.shared == 0
-            await refused_by_the_device(factory, client, remote)
+            await check_device_rejects(factory, client, remote)
 
 
 # ---- lent ----------------------------------------------------------------------------------------
@@ -157,7 +157,9 @@ async def test_request_region_returns_zeroed_memory(factory: ConnectionFactory) 
         await remote.release()
 
 
-async def test_request_region_is_refused_beyond_lend_quota(factory: ConnectionFactory) -> None:
+async def test_request_region_raises_when_the_lend_quota_is_exceeded(
+    factory: ConnectionFactory,
+) -> None:
     quota = SMALL.lend_quota
     async with factory.witness(), factory.pair() as (client, server):
         with pytest.raises(RequestRefusedError) as caught:
@@ -179,7 +181,7 @@ async def test_request_region_is_refused_beyond_lend_quota(factory: ConnectionFa
         await check_alive(client, server)
 
 
-async def test_end_of_a_loan_returns_the_quota(factory: ConnectionFactory) -> None:
+async def test_expired_loan_frees_its_lend_quota(factory: ConnectionFactory) -> None:
     """The end of the loan also ends the access."""
     async with factory.pair() as (client, server):
         remote = await client.request_region(SMALL.lend_quota, lease=0.3 * factory.slow)
@@ -187,7 +189,7 @@ async def test_end_of_a_loan_returns_the_quota(factory: ConnectionFactory) -> No
             await lease_over(share)
         again = await client.request_region(SMALL.lend_quota)
         await again.release()
-        await refused_by_the_device(factory, client, remote)
+        await check_device_rejects(factory, client, remote)
 
 
 # ---- handed over ---------------------------------------------------------------------------------
@@ -213,7 +215,9 @@ async def test_region_is_unusable_after_hand_over(factory: ConnectionFactory) ->
         await check_alive(client, server)
 
 
-async def test_handed_over_memory_counts_until_it_is_received(factory: ConnectionFactory) -> None:
+async def test_handed_over_memory_uses_lend_quota_until_received(
+    factory: ConnectionFactory,
+) -> None:
     """Otherwise a peer could take all memory by borrowing and handing over repeatedly."""
     half = SMALL.lend_quota // 2
     async with factory.pair() as (client, server):
@@ -241,12 +245,12 @@ async def test_key_is_invalid_after_hand_over(factory: ConnectionFactory) -> Non
         await client.hand_over(remote)
         received = await server.recv_buffer()
         remote._usable = True
-        await refused_by_the_device(factory, client, remote)
+        await check_device_rejects(factory, client, remote)
         assert received.view == bytes(8)
         received.release()
 
 
-async def test_hand_over_accepts_only_borrowed_regions_of_the_connection(
+async def test_hand_over_rejects_regions_not_borrowed_on_the_connection(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.sharing(8) as (client, server, _, remote):
@@ -264,7 +268,7 @@ async def test_hand_over_accepts_only_borrowed_regions_of_the_connection(
 # ---- waiters at the end --------------------------------------------------------------------------
 
 
-async def test_closed_connection_returns_lent_and_handed_over_memory(
+async def test_closing_a_connection_frees_lent_and_handed_over_memory(
     factory: ConnectionFactory,
 ) -> None:
     """This includes memory that was handed over but never received."""
@@ -280,7 +284,7 @@ async def test_closed_connection_returns_lent_and_handed_over_memory(
         assert await leases(anchor, other) == before
 
 
-async def test_arrived_regions_can_be_received_after_the_end(factory: ConnectionFactory) -> None:
+async def test_recv_region_returns_pending_regions_after_close(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             await server.send_region(buffer)

@@ -43,7 +43,7 @@ async def test_chained_callbacks_run_between_spin_slices(factory: ConnectionFact
             await yield_loop(1)
 
 
-async def test_spin_that_ends_early_lets_peers_wake_this_side(factory: ConnectionFactory) -> None:
+async def test_ending_a_spin_early_reenables_peer_wakeups(factory: ConnectionFactory) -> None:
     """All slices but the last tell the device that polling continues, and any slice may be the
     last.
     """

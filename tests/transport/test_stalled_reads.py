@@ -35,7 +35,7 @@ CONFIG = replace(SMALL, pool_limit=4 * LENGTH, fetch_ahead=0, keep_alive=None)
 
 @pytest.mark.any_device
 @pytest.mark.parametrize("answers", ["not at all", "at first"])
-async def test_stalled_peers_do_not_keep_others_from_memory(
+async def test_stalled_peers_do_not_starve_other_connections_of_memory(
     factory: ConnectionFactory, answers: str
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -101,7 +101,9 @@ class Reader:
         ([2, 4 / MIN_BYTES_PER_SECOND, 0.6], [1]),
     ],
 )
-def test_peers_slower_than_the_least_rate_are_broken(rates: list[float], broken: list[int]) -> None:
+def test_peers_below_the_minimum_read_rate_are_disconnected(
+    rates: list[float], broken: list[int]
+) -> None:
     """Each peer must reach its share of the least rate, in pieces of any size."""
     now = 0.0
     reads = StalledReads([], Clock(lambda: now))
@@ -116,7 +118,9 @@ def test_peers_slower_than_the_least_rate_are_broken(rates: list[float], broken:
     assert [number for number, reader in enumerate(readers) if reader.broken] == broken
 
 
-async def test_reads_into_own_memory_do_not_count_for_the_pool(factory: ConnectionFactory) -> None:
+async def test_reads_into_user_memory_are_not_tracked_as_pool_reads(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair(CONFIG) as (client, server):
         data = pattern(LENGTH)
         with ExitStack() as stack:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.any_device
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def stranger(factory: ConnectionFactory, port: int) -> Streams | None:
+async def open_raw_client(factory: ConnectionFactory, port: int) -> Streams | None:
     """Open a TCP connection to a listener's port. Return None if the device does not use TCP.
 
     The connection manager of a card has a separate port space, which TCP cannot reach.
@@ -45,7 +45,7 @@ async def stranger(factory: ConnectionFactory, port: int) -> Streams | None:
         return None
 
 
-async def hung_up(reader: asyncio.StreamReader) -> bytes:
+async def read_until_closed(reader: asyncio.StreamReader) -> bytes:
     """Return the data received until the other side closes."""
     said = b""
     with suppress(ConnectionError):
@@ -68,7 +68,9 @@ NOISE = {
 
 @pytest.mark.parametrize("noise", NOISE)
 @one_loop
-async def test_noise_of_a_stranger_is_disconnected(factory: ConnectionFactory, noise: str) -> None:
+async def test_listener_disconnects_clients_that_send_invalid_data(
+    factory: ConnectionFactory, noise: str
+) -> None:
     """The stranger is disconnected as soon as its data is invalid.
 
     A single byte may be the start of anything.
@@ -76,50 +78,52 @@ async def test_noise_of_a_stranger_is_disconnected(factory: ConnectionFactory, n
     A client of another protocol, such as Dask's tcp://, would take a refusal for its answer.
     """
     async with factory.witness() as witness, await factory.listen() as listener:
-        streams = await stranger(factory, listener.port)
+        streams = await open_raw_client(factory, listener.port)
         if streams is not None:
             reader, writer = streams
             writer.write(NOISE[noise])
             if noise == "one byte":
                 writer.write_eof()
-            assert await hung_up(reader) == b"" or factory.via == "cm"
+            assert await read_until_closed(reader) == b"" or factory.via == "cm"
             writer.close()
         await witness.check()
         await factory.works(listener)
 
 
 @one_loop
-async def test_silent_strangers_beyond_max_handshakes_are_disconnected(
+async def test_listener_evicts_silent_clients_beyond_max_handshakes(
     factory: ConnectionFactory,
 ) -> None:
     """Some strangers are evicted when there are too many, so that no honest peer is turned away."""
     limits = replace(SMALL, max_handshakes=3)
     async with factory.witness(), await factory.listen(limits) as listener:
-        crowd = [await stranger(factory, listener.port) for _ in range(8)]
-        left = {asyncio.create_task(hung_up(streams[0])) for streams in crowd if streams}
+        clients = [await open_raw_client(factory, listener.port) for _ in range(8)]
+        remaining = {
+            asyncio.create_task(read_until_closed(streams[0])) for streams in clients if streams
+        }
         if factory.via == "tcp":
-            while len(left) > 3:
-                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-            assert len(left) == 3
+            while len(remaining) > 3:
+                _, remaining = await asyncio.wait(remaining, return_when=asyncio.FIRST_COMPLETED)
+            assert len(remaining) == 3
         await factory.works(listener)
         if factory.via == "tcp":
-            assert sum(task.done() for task in left) <= 1  # one may be evicted for the client
-            await when_limits_pass(asyncio.gather(*left))
-        for task in left:
+            assert sum(task.done() for task in remaining) <= 1  # one may be evicted for the client
+            await when_limits_pass(asyncio.gather(*remaining))
+        for task in remaining:
             task.cancel()
-        for streams in crowd:
+        for streams in clients:
             if streams is not None:
                 streams[1].close()
 
 
 @one_loop
-async def test_listener_closes_while_strangers_are_silent(factory: ConnectionFactory) -> None:
+async def test_listener_close_disconnects_silent_clients(factory: ConnectionFactory) -> None:
     listener = await factory.listen()
-    crowd = [await stranger(factory, listener.port) for _ in range(3)]
+    clients = [await open_raw_client(factory, listener.port) for _ in range(3)]
     await listener.close()
-    for streams in crowd:
+    for streams in clients:
         if streams is not None:
-            await hung_up(streams[0])
+            await read_until_closed(streams[0])
             streams[1].close()
 
 
@@ -138,7 +142,7 @@ BAD_OFFERS = {
 
 
 @asynccontextmanager
-async def half_an_exchange(
+async def rejected_client(
     factory: ConnectionFactory, said: bytes
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Yield a client that has sent `said`, and check that the listener disconnects it.
@@ -149,7 +153,7 @@ async def half_an_exchange(
         reader, writer = await asyncio.open_connection(factory.host, listener.port)
         writer.write(said)
         yield reader, writer
-        await hung_up(reader)
+        await read_until_closed(reader)
         writer.close()
         await factory.works(listener)
 
@@ -157,8 +161,10 @@ async def half_an_exchange(
 @pytest.mark.parametrize("kind", BAD_OFFERS)
 @one_loop
 @by_tcp
-async def test_invalid_offer_is_disconnected(factory: ConnectionFactory, kind: str) -> None:
-    async with half_an_exchange(factory, BAD_OFFERS[kind]):
+async def test_listener_disconnects_client_after_invalid_offer(
+    factory: ConnectionFactory, kind: str
+) -> None:
+    async with rejected_client(factory, BAD_OFFERS[kind]):
         pass
 
 
@@ -166,26 +172,26 @@ async def test_invalid_offer_is_disconnected(factory: ConnectionFactory, kind: s
 @pytest.mark.parametrize("end", ["hangs up", "falls silent"])
 @one_loop
 @by_tcp
-async def test_truncated_offer_is_disconnected(
+async def test_listener_disconnects_client_after_truncated_offer(
     factory: ConnectionFactory, length: int, end: str
 ) -> None:
-    async with half_an_exchange(factory, OFFER[:length]) as (reader, writer):
+    async with rejected_client(factory, OFFER[:length]) as (reader, writer):
         if end == "hangs up":
             writer.write_eof()
         else:
-            await when_limits_pass(hung_up(reader))
+            await when_limits_pass(read_until_closed(reader))
 
 
 @pytest.mark.parametrize("end", ["hangs up", "falls silent", "is not ready"])
 @one_loop
 @by_tcp
-async def test_offer_of_an_unknown_queue_pair_ends_the_handshake(
+async def test_listener_disconnects_client_offering_an_unknown_queue_pair(
     factory: ConnectionFactory, end: str
 ) -> None:
     """All messages are well-formed, but the connection is never established."""
     gid = verbs.GID.from_ip(factory.host)
     offer = MAGIC + verbs.Endpoint(gid=gid.raw, qp_num=77, psn=1, lid=1, mtu=3).pack()
-    async with half_an_exchange(factory, offer + hello().pack()) as (reader, writer):
+    async with rejected_client(factory, offer + hello().pack()) as (reader, writer):
         await reader.readexactly(MESSAGE_SIZE)
         if end == "hangs up":
             writer.write_eof()
@@ -225,21 +231,23 @@ async def tcp_server(
     await asyncio.gather(*tasks)
 
 
-async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def closes_immediately(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     pass
 
 
-async def hangs_up_rudely(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def resets_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read(1)
     writer.transport.abort()
 
 
-async def talks_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def sends_garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(pattern(4096))
     await reader.read()
 
 
-async def greets_and_hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def sends_magic_and_closes(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     writer.write(MAGIC)
 
 
@@ -249,10 +257,10 @@ async def echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @pytest.mark.parametrize(
-    "server", [hangs_up, hangs_up_rudely, talks_nonsense, greets_and_hangs_up, echoes]
+    "server", [closes_immediately, resets_connection, sends_garbage, sends_magic_and_closes, echoes]
 )
 @one_loop
-async def test_connecting_to_a_stranger_raises_a_named_error(
+async def test_connect_fails_when_the_server_speaks_another_protocol(
     factory: ConnectionFactory,
     server: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> None:
@@ -283,7 +291,9 @@ async def test_unknown_device_raises_device_not_found_error(factory: ConnectionF
 
 @one_loop
 @by_cm
-async def test_unknown_via_raises_value_error(factory: ConnectionFactory) -> None:
+async def test_connect_and_listen_reject_an_unknown_via_argument(
+    factory: ConnectionFactory,
+) -> None:
     with pytest.raises(ValueError, match="pigeon"):
         await connect(factory.host, 1, via="pigeon")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="pigeon"):

@@ -112,7 +112,7 @@ class Buffered(asyncio.BufferedProtocol):
 
 
 class Pausing(Buffered):
-    """A protocol that pauses reading when its buffer is full. `go_on` empties it and resumes."""
+    """A protocol that pauses reading when its buffer is full. `resume` empties it and resumes."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -135,7 +135,7 @@ class Pausing(Buffered):
             self.transport.pause_reading()
             self.full.set()
 
-    def go_on(self) -> StreamTransport:
+    def resume(self) -> StreamTransport:
         assert self.transport is not None
         self.free = len(self.buffer)
         self.full.clear()
@@ -173,25 +173,25 @@ async def pair(
     server: Callable[[], Any] = Recorder,
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Yield the protocols of the client and the server of one stream."""
-    made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def make_protocol() -> Any:
         protocol = server()
-        made.set_result(protocol)
+        accepted.set_result(protocol)
         return protocol
 
     async with serving(factory, make_protocol) as listening:
         transport, protocol = await dial(factory, listening, client)
         await protocol.made.wait()
         try:
-            yield protocol, await made
+            yield protocol, await accepted
         finally:
             transport.abort()
             if isinstance(protocol, Recorder):
                 await protocol.lost.wait()
 
 
-async def made(protocol: Recorder) -> StreamTransport:
+async def wait_for_transport(protocol: Recorder) -> StreamTransport:
     await protocol.made.wait()
     assert protocol.transport is not None
     return protocol.transport
@@ -208,7 +208,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     await writer.wait_closed()
 
 
-async def test_streams_echo_what_was_written(factory: ConnectionFactory) -> None:
+async def test_stream_server_echoes_written_data(factory: ConnectionFactory) -> None:
     server = await streams.start_stream_server(
         echo, factory.host, config=Config(max_connections=1), **factory.there
     )
@@ -232,7 +232,7 @@ async def test_streams_echo_what_was_written(factory: ConnectionFactory) -> None
 # ---- transports: order, sizes, buffers -----------------------------------------------------------
 
 
-async def test_many_small_writes_share_messages(factory: ConnectionFactory) -> None:
+async def test_small_writes_are_coalesced_into_few_messages(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         pieces = [pattern(size, seed=size) for size in range(1, 400)]
         transport = client.transport
@@ -247,7 +247,7 @@ async def test_many_small_writes_share_messages(factory: ConnectionFactory) -> N
 
 
 @one_loop
-async def test_written_memory_can_be_reused_immediately(factory: ConnectionFactory) -> None:
+async def test_buffer_can_be_modified_immediately_after_write(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         transport = client.transport
         memory = bytearray(pattern(PIECE))
@@ -262,7 +262,7 @@ async def test_written_memory_can_be_reused_immediately(factory: ConnectionFacto
 
 @one_loop
 @pytest.mark.parametrize("kind", [Recorder, Buffered])
-async def test_protocol_needs_no_base_class(
+async def test_protocol_does_not_need_a_base_class(
     factory: ConnectionFactory, kind: type[Recorder | Buffered]
 ) -> None:
     methods = {
@@ -281,7 +281,9 @@ async def test_protocol_needs_no_base_class(
 
 
 @one_loop
-async def test_write_rejects_invalid_data_and_writes_after_eof(factory: ConnectionFactory) -> None:
+async def test_write_rejects_invalid_data_and_calls_after_write_eof(
+    factory: ConnectionFactory,
+) -> None:
     async with pair(factory) as (client, server):
         transport = client.transport
         objects: Any = np.zeros(9, object)
@@ -305,7 +307,7 @@ async def test_write_rejects_invalid_data_and_writes_after_eof(factory: Connecti
 
 async def test_paused_reader_pauses_its_writer(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
-        there, here = await made(server), client.transport
+        there, here = await wait_for_transport(server), client.transport
         for _ in range(2):
             there.pause_reading()
         assert not there.is_reading()
@@ -333,7 +335,7 @@ async def test_buffered_protocol_can_pause_within_a_message(factory: ConnectionF
             await server.full.wait()
             await yield_loop(20)
             assert server.data == data[:taken]
-            server.go_on()
+            server.resume()
         client.transport.write_eof()
         await server.eof.wait()
         assert server.data == data
@@ -341,7 +343,7 @@ async def test_buffered_protocol_can_pause_within_a_message(factory: ConnectionF
 
 @one_loop
 @pytest.mark.parametrize("changes", [False, True])
-async def test_buffered_protocol_can_close_or_change_within_a_message(
+async def test_buffered_protocol_can_close_or_be_replaced_mid_message(
     factory: ConnectionFactory, changes: bool
 ) -> None:
     """The protocol closes the transport, or sets another protocol, which then gets the rest."""
@@ -381,7 +383,7 @@ async def test_reading_does_not_use_the_task_factory(factory: ConnectionFactory)
 
 @one_loop
 @pytest.mark.parametrize("end", [StreamTransport.close, StreamTransport.abort])
-async def test_unread_message_is_released_at_the_end(
+async def test_unread_message_is_released_when_the_transport_closes(
     factory: ConnectionFactory, end: Callable[[StreamTransport], None]
 ) -> None:
     """This must also happen when reading has been resumed, but the reader has not run yet."""
@@ -404,9 +406,9 @@ async def test_unread_message_is_released_at_the_end(
 # ---- the end -------------------------------------------------------------------------------------
 
 
-async def test_write_eof_keeps_the_other_direction_open(factory: ConnectionFactory) -> None:
+async def test_write_eof_leaves_the_other_direction_open(factory: ConnectionFactory) -> None:
     async with pair(factory, server=lambda: Recorder(eof_result=True)) as (client, server):
-        here, there = client.transport, await made(server)
+        here, there = client.transport, await wait_for_transport(server)
         here.write(b"question")
         here.write_eof()
         await server.eof.wait()
@@ -422,14 +424,14 @@ async def test_write_eof_keeps_the_other_direction_open(factory: ConnectionFacto
         assert server.events == ["made", "data", "eof", "lost"]
 
 
-async def test_abort_with_unsent_data_breaks_the_connection_at_the_peer(
+async def test_peer_gets_connection_broken_error_when_abort_discards_data(
     factory: ConnectionFactory,
 ) -> None:
     async with pair(factory) as (client, server):
-        (await made(server)).pause_reading()
+        (await wait_for_transport(server)).pause_reading()
         client.transport.write(bytes(TOO_MUCH))
         client.transport.abort()
-        (await made(server)).resume_reading()
+        (await wait_for_transport(server)).resume_reading()
         await server.lost.wait()
         await client.lost.wait()
         assert client.error is None
@@ -438,9 +440,11 @@ async def test_abort_with_unsent_data_breaks_the_connection_at_the_peer(
 
 
 @one_loop
-async def test_protocol_violation_ends_the_stream(factory: ConnectionFactory) -> None:
+async def test_protocol_violation_closes_both_streams_with_an_error(
+    factory: ConnectionFactory,
+) -> None:
     async with pair(factory) as (client, server):
-        here, there = client.transport, await made(server)
+        here, there = client.transport, await wait_for_transport(server)
         # Respond to a request that the peer never made.
         here.get_extra_info("connection")._messages.controls.send(protocol.Pong(0))
         await server.lost.wait()
@@ -455,7 +459,7 @@ async def test_peer_that_closes_with_unread_data_resets_the_stream(
     factory: ConnectionFactory,
 ) -> None:
     async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, server):
-        there, here = await made(server), client.transport
+        there, here = await wait_for_transport(server), client.transport
         there.pause_reading()
         here.write(bytes(TOO_MUCH))
         there.close()
@@ -463,39 +467,39 @@ async def test_peer_that_closes_with_unread_data_resets_the_stream(
         assert isinstance(client.error, ConnectionResetError)
 
 
-def told_all(connection: Connection) -> None:
+def poll_until_sends_complete(connection: Connection) -> None:
     """Poll until all sends have completed, without running other tasks or callbacks."""
     queue = connection._queue
     while queue.free != queue.capacity:
         connection._endpoint.driver.poll()
 
 
-def hear_the_end(connection: Connection) -> None:
+def deliver_goodbye(connection: Connection) -> None:
     connection._take_control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
     connection._disconnected("the peer is gone")
 
 
-async def test_stream_ends_cleanly_when_all_events_are_found_together(
+async def test_stream_closes_cleanly_when_final_events_arrive_together(
     factory: ConnectionFactory,
 ) -> None:
     """A message, the completion of a write and the goodbye are found together after the link has
     ended.
     """
     async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, server):
-        there, here = await made(server), client.transport
+        there, here = await wait_for_transport(server), client.transport
         here.write(b"first")
         await server.until(5)
         there.write(b"last")
-        told_all(there.get_extra_info("connection"))
+        poll_until_sends_complete(there.get_extra_info("connection"))
         here.write(b"read")
-        told_all(here.get_extra_info("connection"))
-        hear_the_end(here.get_extra_info("connection"))
+        poll_until_sends_complete(here.get_extra_info("connection"))
+        deliver_goodbye(here.get_extra_info("connection"))
         await client.lost.wait()
         assert client.data == b"last"
         assert client.error is None
 
 
-async def test_unacknowledged_write_ends_with_connection_reset_error(
+async def test_unacknowledged_write_causes_connection_reset_error(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, _):
@@ -504,19 +508,19 @@ async def test_unacknowledged_write_ends_with_connection_reset_error(
         monkeypatch.setattr(connection._endpoint.driver, "poll", lambda: None)
         here.write(b"not to be told any more")
         assert not here.get_write_buffer_size()
-        hear_the_end(connection)
+        deliver_goodbye(connection)
         await client.lost.wait()
         assert isinstance(client.error, ConnectionResetError)
 
 
 @asynccontextmanager
-async def paused_when_the_peer_goes(
+async def paused_client_of_closed_peer(
     factory: ConnectionFactory,
     end: Callable[[StreamTransport], None] = lambda it: it.get_extra_info("connection").abort(),
 ) -> AsyncIterator[Any]:
     """Yield a paused client with an unread message, which has not noticed that its peer is gone."""
     async with pair(factory) as (client, server):
-        here, there = client.transport, await made(server)
+        here, there = client.transport, await wait_for_transport(server)
         connection = here.get_extra_info("connection")
         here.pause_reading()
         there.write(b"not wanted")
@@ -530,13 +534,13 @@ async def paused_when_the_peer_goes(
 
 
 @one_loop
-async def test_write_while_paused_reports_that_the_peer_is_gone(
+async def test_write_while_paused_reports_that_the_peer_aborted(
     factory: ConnectionFactory, tmp_path: Path
 ) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"x")
     for sends_file in (False, True):
-        async with paused_when_the_peer_goes(factory) as client:
+        async with paused_client_of_closed_peer(factory) as client:
             if sends_file:
                 with path.open("rb") as file:
                     await ends(streams.sendfile(client.transport, file), ConnectionResetError)
@@ -548,15 +552,17 @@ async def test_write_while_paused_reports_that_the_peer_is_gone(
 
 
 @one_loop
-async def test_write_while_paused_after_the_peer_closed_resets(factory: ConnectionFactory) -> None:
-    async with paused_when_the_peer_goes(factory, StreamTransport.close) as client:
+async def test_write_while_paused_resets_the_stream_when_peer_has_closed(
+    factory: ConnectionFactory,
+) -> None:
+    async with paused_client_of_closed_peer(factory, StreamTransport.close) as client:
         client.transport.write(b"x")
         await client.lost.wait()
         assert type(client.error) is ConnectionResetError
 
 
 @one_loop
-async def test_write_before_the_reader_saw_the_end_is_buffered(
+async def test_write_is_buffered_until_connection_loss_is_noticed(
     factory: ConnectionFactory, tmp_path: Path
 ) -> None:
     """The data counts towards the high-water mark, but sendfile raises."""
@@ -576,14 +582,14 @@ async def test_write_before_the_reader_saw_the_end_is_buffered(
 
 
 @one_loop
-async def test_write_while_paused_before_the_reader_saw_the_end_ends_the_stream(
+async def test_write_while_paused_closes_the_stream_after_connection_loss(
     factory: ConnectionFactory,
 ) -> None:
     """The end comes behind data that stays unread as long as the writer waits for the end."""
     async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
         client.transport.write(pattern(5000))
         await server.full.wait()
-        there = server.go_on()
+        there = server.resume()
         there.get_extra_info("connection")._end(ConnectionBrokenError("the peer is gone"))
         there.write(bytes(HIGH_WATER + 1))
         there.write(bytes(HIGH_WATER + 1))
@@ -593,7 +599,7 @@ async def test_write_while_paused_before_the_reader_saw_the_end_ends_the_stream(
 
 
 @one_loop
-async def test_failed_send_ends_the_stream_and_is_reported(
+async def test_failed_send_closes_the_stream_and_calls_exception_handler(
     factory: ConnectionFactory, reported: Reported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send_alone(data: memoryview) -> None:
@@ -610,9 +616,9 @@ async def test_failed_send_ends_the_stream_and_is_reported(
 
 
 @one_loop
-async def test_close_ends_when_the_peer_is_gone(factory: ConnectionFactory) -> None:
+async def test_close_completes_when_the_peer_has_aborted(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
-        there, here = await made(server), client.transport
+        there, here = await wait_for_transport(server), client.transport
         there.pause_reading()
         here.write(bytes(TOO_MUCH))
         here.close()
@@ -648,7 +654,7 @@ async def test_writes_after_close_are_dropped(
         (Buffered, "buffer_updated", None),
     ],
 )
-async def test_failing_protocol_ends_its_stream(
+async def test_exception_in_a_protocol_method_closes_its_stream(
     factory: ConnectionFactory,
     reported: Reported,
     protocol: type[Recorder | Buffered],
@@ -677,7 +683,7 @@ async def test_failing_protocol_ends_its_stream(
     ("buffer", "text"),
     [(bytearray(), "empty buffer"), (np.zeros(9, object), "addresses in this process")],
 )
-async def test_invalid_buffer_of_a_protocol_ends_its_stream(
+async def test_invalid_protocol_buffer_closes_the_stream(
     factory: ConnectionFactory, reported: Reported, buffer: Any, text: str
 ) -> None:
     def with_buffer() -> Buffered:
@@ -725,17 +731,17 @@ async def test_sendfile_sends_the_requested_range(
 
 
 @one_loop
-async def test_sendfile_raises_when_the_peer_aborts(
+async def test_sendfile_raises_connection_error_when_the_peer_aborts(
     factory: ConnectionFactory, tmp_path: Path
 ) -> None:
     path = tmp_path / "data"
     path.write_bytes(bytes(16 << 20))
     async with pair(factory) as (client, server):
-        (await made(server)).pause_reading()
+        (await wait_for_transport(server)).pause_reading()
         with path.open("rb") as file:
             sending = asyncio.create_task(streams.sendfile(client.transport, file))
             await yield_loop(20)
-            (await made(server)).abort()
+            (await wait_for_transport(server)).abort()
             await ends(sending, ConnectionError)
 
 
@@ -786,7 +792,7 @@ async def test_cancelled_serve_forever_closes_the_stream_server(factory: Connect
 @one_loop
 @by_tcp
 @pytest.mark.parametrize("kind", [LookupError, asyncio.CancelledError])
-async def test_failing_server_factory_costs_one_connection(
+async def test_failing_server_factory_closes_only_its_connection(
     factory: ConnectionFactory, reported: Reported, kind: type[BaseException]
 ) -> None:
     failing = True
@@ -810,7 +816,9 @@ async def test_failing_server_factory_costs_one_connection(
 
 @one_loop
 @by_tcp
-async def test_failing_client_factory_raises_its_error(factory: ConnectionFactory) -> None:
+async def test_exception_in_client_factory_is_raised_to_the_caller(
+    factory: ConnectionFactory,
+) -> None:
     def make_protocol() -> Recorder:
         raise LookupError("no protocol today")
 
@@ -819,7 +827,7 @@ async def test_failing_client_factory_raises_its_error(factory: ConnectionFactor
 
 
 @one_loop
-async def test_cancelled_dial_loses_its_protocol_after_connection_made(
+async def test_cancelled_connect_calls_connection_made_then_connection_lost(
     factory: ConnectionFactory,
 ) -> None:
     recorder = Recorder()

@@ -75,7 +75,9 @@ class Collector:
 
 @pytest.mark.parametrize("end", ["close", "abort", "write_eof close abort", "write_eof abort"])
 @pytest.mark.parametrize("size", [0, 5, 40_000])
-async def test_data_written_before_the_end_arrives(wire: Wire, size: int, end: str) -> None:
+async def test_data_written_before_close_or_abort_is_delivered(
+    wire: Wire, size: int, end: str
+) -> None:
     collector = Collector()
     async with await wire.serve(collector) as server:
         _, writer = await wire.open(server)
@@ -100,7 +102,7 @@ async def test_drain_after_close_raises_connection_reset_error(wire: Wire) -> No
 
 @one_loop
 @pytest.mark.parametrize("shape", [(2, 0), (0, 2), (2, 3), ()])
-async def test_write_accepts_views_of_several_dimensions(
+async def test_write_accepts_multidimensional_views(
     factory: ConnectionFactory, shape: tuple[int, ...]
 ) -> None:
     """The length of these views is not their number of bytes.
@@ -126,7 +128,7 @@ OPTIONS = [
 
 
 @one_loop
-async def test_socket_of_a_stream_has_addresses_and_options(wire: Wire) -> None:
+async def test_stream_socket_reports_addresses_and_options(wire: Wire) -> None:
     collector = Collector()
     async with await wire.serve(collector) as server:
         assert server.sockets[0].type == socket.SOCK_STREAM
@@ -162,9 +164,7 @@ async def test_socket_of_a_stream_has_addresses_and_options(wire: Wire) -> None:
 
 
 @one_loop
-async def test_socket_of_an_rdma_stream_rejects_shutdown_and_dup(
-    factory: ConnectionFactory,
-) -> None:
+async def test_rdma_stream_socket_rejects_shutdown_and_dup(factory: ConnectionFactory) -> None:
     wire, collector = Wire("rdma", factory), Collector()
     async with await wire.serve(collector) as server:
         _, writer = await wire.open(server)
@@ -185,14 +185,14 @@ def readable(sock: Any) -> bool:
 
 @one_loop
 @pytest.mark.parametrize("event", ["data", "eof", "close"])
-async def test_socket_of_an_idle_stream_becomes_readable(wire: Wire, event: str) -> None:
+async def test_idle_stream_socket_becomes_readable_on_data_or_close(wire: Wire, event: str) -> None:
     """HTTP clients pause reading while a connection is idle, and check its socket before they use
     it again.
     """
-    go_on = asyncio.Event()
+    proceed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await go_on.wait()
+        await proceed.wait()
         if event == "data":
             writer.write(b"unexpected")
         elif event == "eof":
@@ -202,24 +202,26 @@ async def test_socket_of_an_idle_stream_becomes_readable(wire: Wire, event: str)
         with suppress(ConnectionError):
             await reader.read()
         writer.close()
-        over.set()
+        finished.set()
 
-    over = asyncio.Event()
+    finished = asyncio.Event()
     async with await wire.serve(serve) as server:
         _, writer = await wire.open(server)
         transport: Any = writer.transport
         transport.pause_reading()
         sock = writer.get_extra_info("socket")
         assert not readable(sock)
-        go_on.set()
+        proceed.set()
         while not readable(sock):
             await yield_loop(1)
         writer.close()
-        await over.wait()
+        await finished.wait()
 
 
 @one_loop
-async def test_start_tls_accepts_data_that_has_already_arrived(factory: ConnectionFactory) -> None:
+async def test_start_tls_uses_tls_data_already_in_the_reader_buffer(
+    factory: ConnectionFactory,
+) -> None:
     """TLS data directly follows a header in clear text. asyncio's own transport loses that data."""
     if "uvloop" in type(asyncio.get_running_loop()).__module__:
         return  # asyncio's start_tls accepts only asyncio transports

@@ -79,14 +79,14 @@ async def dialled(factory: ConnectionFactory, port: int, **tls: Any) -> Streams:
     return await streams.open_connection(factory.host, port, config=SMALL, **tls, **factory.where)
 
 
-async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def exchange_data(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     for size in (1, 1000, 300_000):
         data = pattern(size)
         writer.write(data)
         assert await reader.readexactly(size) == data
 
 
-async def hung_up(reader: asyncio.StreamReader) -> None:
+async def read_until_closed(reader: asyncio.StreamReader) -> None:
     """Read until the other side closes or resets the connection. It may send an alert first."""
     with suppress(ConnectionError):
         while await reader.read(4096):
@@ -109,7 +109,7 @@ async def test_tls_stream_transfers_encrypted_data(
         conn = writer.get_extra_info("connection")
         assert isinstance(conn, Connection)
         before = conn.statistics().bytes_sent
-        await talk(reader, writer)
+        await exchange_data(reader, writer)
         assert conn.statistics().bytes_sent - before > 301_001  # including the TLS overhead
         with pytest.raises(ValueError, match="not supported on TLS streams"):
             await streams.sendfile(writer.transport, io.BytesIO())
@@ -129,7 +129,7 @@ async def test_untrusted_server_raises_certificate_error(
             await ends(dialled(factory, port, **wrong), ssl.SSLCertVerificationError)
         for right in ({"ssl": trusting}, {"ssl": trusting, "server_hostname": "server.example"}):
             reader, writer = await dialled(factory, port, **right)
-            await talk(reader, writer)
+            await exchange_data(reader, writer)
             await hang_up(writer)
 
 
@@ -141,7 +141,7 @@ NO_TLS = (
 
 @one_loop
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"x", b"\x15\x03\x01"])
-async def test_server_with_ssl_names_it_to_both_sides_when_the_client_writes_plain_text(
+async def test_ssl_server_reports_missing_tls_to_both_sides_on_plain_text(
     factory: ConnectionFactory,
     serving: ssl.SSLContext,
     caplog: pytest.LogCaptureFixture,
@@ -157,7 +157,7 @@ async def test_server_with_ssl_names_it_to_both_sides_when_the_client_writes_pla
 
 
 @one_loop
-async def test_server_with_ssl_names_it_when_the_client_does_not_begin_tls_in_time(
+async def test_ssl_server_reports_missing_tls_when_handshake_times_out(
     factory: ConnectionFactory, serving: ssl.SSLContext
 ) -> None:
     async with await streams.start_stream_server(
@@ -182,7 +182,7 @@ async def leave(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 
 @one_loop
 @pytest.mark.parametrize("handler", [echo, greet, leave])
-async def test_client_with_ssl_names_it_when_the_server_has_none(
+async def test_ssl_client_error_mentions_ssl_mismatch_for_plain_server(
     factory: ConnectionFactory, trusting: ssl.SSLContext, handler: Any
 ) -> None:
     async with await streams.start_stream_server(
@@ -204,14 +204,14 @@ async def test_client_with_ssl_names_it_when_the_server_has_none(
 
 
 @one_loop
-async def test_client_with_ssl_names_it_when_the_server_stays_silent(
+async def test_ssl_client_error_mentions_ssl_mismatch_when_server_is_silent(
     factory: ConnectionFactory, trusting: ssl.SSLContext
 ) -> None:
     connected = asyncio.Event()
 
     async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected.set()
-        await hung_up(reader)
+        await read_until_closed(reader)
         writer.close()
 
     async with await streams.start_stream_server(

@@ -31,22 +31,22 @@ def fill(sending: socket.socket) -> None:
             sending.send(bytes(1 << 16))
 
 
-async def test_link_stops_reading_beyond_its_limit() -> None:
+async def test_tcp_link_stops_reading_at_the_read_ahead_limit() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.setblocking(False)
         link = await accepted_link(ours, NO_SECURITY)
         fill(theirs)
         await until(lambda: len(link._received) > MAX_READ_AHEAD)
-        came = len(link._received)
+        received = len(link._received)
         fill(theirs)
         await turns()
-        assert len(link._received) == came
+        assert len(link._received) == received
         link.release()
 
 
 @pytest.mark.parametrize("early", [b"", b"?"], ids=["its end", "more"])
-async def test_events_before_established_are_reported(early: bytes) -> None:
+async def test_established_reports_an_earlier_loss_of_the_link(early: bytes) -> None:
     """The peer may send more data, or die, between the bootstrap and `established`."""
     ours, theirs = socket.socketpair()
     link = await accepted_link(ours, NO_SECURITY)
@@ -54,15 +54,15 @@ async def test_events_before_established_are_reported(early: bytes) -> None:
         theirs.sendall(b"last" + early)
     assert await link.read(4, b"last") == b""
     await until(lambda: link._is_lost)
-    heard: list[str] = []
-    link.established(heard.append)
+    reasons: list[str] = []
+    link.established(reasons.append)
     await turns()
-    (reason,) = heard
+    (reason,) = reasons
     assert ("sent data after the bootstrap" if early else "without a goodbye") in reason
     link.release()
 
 
-async def test_connected_socket_waits_for_a_full_backlog() -> None:
+async def test_connected_socket_waits_while_the_backlog_is_full() -> None:
     """A listener answers late when its backlog is full, so connecting has to wait."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
         address = ("127.0.0.1", listening.getsockname()[1])
@@ -80,7 +80,7 @@ async def test_connected_socket_waits_for_a_full_backlog() -> None:
             connected.close()
 
 
-async def test_write_to_an_ended_socket_raises_handshake_broken_error() -> None:
+async def test_write_after_peer_closed_raises_handshake_broken_error() -> None:
     ours, theirs = socket.socketpair()
     link = await accepted_link(ours, NO_SECURITY)
     theirs.close()

@@ -62,7 +62,9 @@ async def arrived(conn: Connection, count: int) -> None:
 
 
 @one_loop
-async def test_allocate_can_receive_the_message_itself(factory: ConnectionFactory) -> None:
+async def test_recv_called_from_allocate_gets_the_current_message(
+    factory: ConnectionFactory,
+) -> None:
     """A task that `allocate` creates can do so if it starts eagerly.
 
     asyncio.eager_task_factory makes tasks start that way.
@@ -88,7 +90,7 @@ async def test_allocate_can_receive_the_message_itself(factory: ConnectionFactor
 
 @pytest.mark.parametrize("length", [5, LONG])
 @one_loop
-async def test_message_goes_to_the_next_receiver_when_allocate_closes_its_own(
+async def test_next_receiver_gets_message_when_allocate_closes_its_receive(
     factory: ConnectionFactory, length: int
 ) -> None:
     async with factory.pair() as (client, server):
@@ -111,7 +113,7 @@ async def test_message_goes_to_the_next_receiver_when_allocate_closes_its_own(
 
 
 @one_loop
-async def test_allocate_is_called_once(factory: ConnectionFactory) -> None:
+async def test_allocate_is_called_once_when_it_adds_receivers(factory: ConnectionFactory) -> None:
     """Here `allocate` adds other receivers, which look for a message to read."""
     config = Config(eager_size=1024, max_eager_size=1024)
     async with factory.pair(config) as (client, server):
@@ -140,7 +142,7 @@ async def test_allocate_is_called_once(factory: ConnectionFactory) -> None:
 BEHIND = pattern(LONG, 1)
 
 
-class SendsAtItsEnd(bytearray):
+class SendsInFinalizer(bytearray):
     """A buffer that sends another message from its finalizer."""
 
     def __init__(self, data: bytes, conn: Connection, sent: list[Any]) -> None:
@@ -157,7 +159,7 @@ def send_behind(conn: Connection, sent: list[Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["alone", "in a bundle", "joined"])
 @one_loop
-async def test_buffer_that_sends_in_its_finalizer_keeps_order(
+async def test_send_from_a_buffer_finalizer_follows_earlier_messages(
     factory: ConnectionFactory, kind: str
 ) -> None:
     """The message that has waited for a credit is sent first and uses that credit."""
@@ -165,10 +167,10 @@ async def test_buffer_that_sends_in_its_finalizer_keeps_order(
         expected = [pattern(ALONE, n) for n in range(SMALL.data_receives)]
         sent: list[Any] = [client.send_nowait(each) for each in expected]
         if kind == "joined":
-            sent.append(client.send_nowait([SendsAtItsEnd(b"5", client, sent), pattern(LONG)]))
+            sent.append(client.send_nowait([SendsInFinalizer(b"5", client, sent), pattern(LONG)]))
             expected.append(b"5" + pattern(LONG))
         else:
-            sent.append(client.send_nowait(SendsAtItsEnd(b"5", client, sent)))
+            sent.append(client.send_nowait(SendsInFinalizer(b"5", client, sent)))
             expected.append(b"5")
         if kind == "in a bundle":
             sent.append(client.send_nowait(b"6"))
@@ -184,24 +186,26 @@ async def test_buffer_that_sends_in_its_finalizer_keeps_order(
 
 
 @one_loop
-async def test_awaitables_raise_when_their_connection_is_gone(factory: ConnectionFactory) -> None:
+async def test_unstarted_send_and_recv_fail_after_connection_is_collected(
+    factory: ConnectionFactory,
+) -> None:
     async with await factory.listen() as listener:
         client, server = await factory.both(listener)
         late = client.send(b"too late"), client.recv()
-        gone = weakref.ref(client)
+        reference = weakref.ref(client)
         kept = [client]
         del client
         with pytest.warns(ResourceWarning, match="was not closed"):
             drop(kept)
         await server.wait_closed()
-        while gone() is not None:
+        while reference() is not None:
             await yield_loop(1)
         for awaitable in late:
             await ends(awaitable, ConnectionClosedError)
 
 
 @one_loop
-async def test_write_and_read_keep_their_connection_until_they_end(
+async def test_write_and_read_reference_the_connection_until_done(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.sharing(5) as (client, _, _, remote):
@@ -213,7 +217,7 @@ async def test_write_and_read_keep_their_connection_until_they_end(
 
 
 @by_cm  # asyncio itself warns about sockets left open
-def test_awaitables_raise_when_their_loop_is_gone(factory: ConnectionFactory) -> None:
+def test_send_and_recv_fail_after_the_event_loop_is_closed(factory: ConnectionFactory) -> None:
     """A message that has already arrived can still be received."""
     loop = asyncio.new_event_loop()
 
@@ -238,7 +242,9 @@ def test_awaitables_raise_when_their_loop_is_gone(factory: ConnectionFactory) ->
 
 
 @by_cm  # asyncio itself warns about sockets left open
-def test_pending_receives_are_collected_with_their_loop(factory: ConnectionFactory) -> None:
+def test_pending_receives_can_be_garbage_collected_with_the_loop(
+    factory: ConnectionFactory,
+) -> None:
     """All these objects form one cycle, which the collector may take apart in any order."""
     for _ in range(5):
         loop = asyncio.new_event_loop()
@@ -261,7 +267,9 @@ def test_pending_receives_are_collected_with_their_loop(factory: ConnectionFacto
 
 
 @one_loop
-async def test_awaitables_without_connection_raise(factory: ConnectionFactory) -> None:
+async def test_awaitables_created_without_a_connection_raise_errors(
+    factory: ConnectionFactory,
+) -> None:
     async with factory.pair() as (client, server):
         receiving, sending, future = server.recv(), client.send(b""), client.send_nowait(b"")
         receiving.close()
@@ -287,7 +295,7 @@ NO_MEMORY = pytest.mark.parametrize("error", [OSError(12, "cannot register"), Me
 
 
 @contextmanager
-def refusing(conn: Connection, method: str, error: Exception) -> Iterator[list[int]]:
+def failing_allocation(conn: Connection, method: str, error: Exception) -> Iterator[list[int]]:
     """Clear the pool's ready blocks, make `method` raise, and yield the sizes requested."""
     asked: list[int] = []
 
@@ -303,13 +311,13 @@ def refusing(conn: Connection, method: str, error: Exception) -> Iterator[list[i
 
 @NO_MEMORY
 @one_loop
-async def test_bundle_without_memory_fails_its_messages_only(
+async def test_failed_bundle_allocation_fails_only_its_messages(
     factory: ConnectionFactory, error: Exception
 ) -> None:
     async with factory.pair(Config()) as (client, server):
         first = client.send_nowait(b"alone")
         others = [client.send_nowait(pattern(300, n)) for n in range(5)]
-        with refusing(client, "_block", error):
+        with failing_allocation(client, "_block", error):
             for future in others:
                 await ends(future, type(error))
         await first
@@ -319,13 +327,13 @@ async def test_bundle_without_memory_fails_its_messages_only(
 
 @NO_MEMORY
 @one_loop
-async def test_control_messages_need_no_new_memory(
+async def test_control_messages_are_sent_when_memory_is_exhausted(
     factory: ConnectionFactory, error: Exception
 ) -> None:
     """Blocks are reserved for control messages."""
     async with factory.pair() as (client, server):
         with client.alloc(8) as buffer:
-            with refusing(client, "_block", error):
+            with failing_allocation(client, "_block", error):
                 share = await client.send_region(buffer)
                 remote = await server.recv_region()
             share.revoke()
@@ -335,7 +343,7 @@ async def test_control_messages_need_no_new_memory(
 
 @NO_MEMORY
 @one_loop
-async def test_receives_without_memory_are_posted_later(
+async def test_no_message_is_lost_when_receive_buffer_allocation_fails(
     factory: ConnectionFactory, error: Exception
 ) -> None:
     """No message may be lost in the meantime."""
@@ -343,7 +351,7 @@ async def test_receives_without_memory_are_posted_later(
         for n in range(SMALL.data_receives):
             await client.send(pattern(ALONE, n))
         held = []
-        with refusing(server, "_block_if_first", error) as refused:
+        with failing_allocation(server, "_block_if_first", error) as refused:
             for n in range(SMALL.data_receives):
                 server._endpoint.driver.pool.clear_ready()
                 held.append(await server.recv())
@@ -359,7 +367,7 @@ async def test_receives_without_memory_are_posted_later(
         await check_alive(client, server)
 
 
-def test_interrupt_in_a_callback_leaves_the_loop_and_calls_the_others(
+def test_keyboard_interrupt_in_callback_does_not_skip_later_callbacks(
     factory: ConnectionFactory,
 ) -> None:
     loop = asyncio.new_event_loop()
@@ -414,7 +422,7 @@ async def test_exception_in_a_callback_is_reported_to_the_loop(
 @pytest.mark.parametrize(
     "kind", [LookupError, asyncio.CancelledError, Outcome, GeneratorExit, StopIteration]
 )
-async def test_exception_in_progress_or_allocate_is_raised_by_the_await(
+async def test_await_raises_exceptions_from_progress_and_allocate(
     factory: ConnectionFactory, kind: type[BaseException]
 ) -> None:
     """Tasks that wait for something else must not get the exception."""
@@ -457,7 +465,7 @@ class Garbage:
 
 
 @one_loop
-async def test_send_raises_when_the_connection_ends_during_the_offer(
+async def test_send_raises_when_connection_is_aborted_during_window_creation(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The garbage collector can end the connection while a memory window is created."""
@@ -474,7 +482,7 @@ async def test_send_raises_when_the_connection_ends_during_the_offer(
 
 
 @one_loop
-async def test_send_fails_when_its_queue_entries_are_taken_during_the_offer(
+async def test_send_fails_when_a_finalizer_fills_the_send_queue(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finalizer that writes can take the entries at that point.
@@ -509,7 +517,7 @@ async def test_send_fails_when_its_queue_entries_are_taken_during_the_offer(
 
 @pytest.mark.parametrize("before", range(SMALL.data_receives))
 @one_loop
-async def test_send_by_the_collector_takes_no_credit_of_another(
+async def test_finalizer_that_sends_does_not_use_another_sends_credit(
     factory: ConnectionFactory, before: int
 ) -> None:
     """The collector runs in the middle of another send, with `before` messages ahead of it.
@@ -539,7 +547,9 @@ async def test_send_by_the_collector_takes_no_credit_of_another(
 
 
 @one_loop
-async def test_collector_can_end_the_connection_at_any_time(factory: ConnectionFactory) -> None:
+async def test_connection_can_be_aborted_during_garbage_collection(
+    factory: ConnectionFactory,
+) -> None:
     """Objects in use at that moment must stay valid."""
     first = gc.get_threshold()
     async with await factory.listen(replace(SMALL, data_receives=40)) as listener:

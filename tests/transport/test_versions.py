@@ -33,19 +33,19 @@ OLDER = {
 }
 """Byte of a hello that is 1 in an older release, and what its user is told."""
 
-older = pytest.mark.parametrize(("place", "told"), OLDER.values(), ids=OLDER)
+older = pytest.mark.parametrize(("offset", "message"), OLDER.values(), ids=OLDER)
 
 
-def aged(place: int) -> bytes:
+def old_hello(offset: int) -> bytes:
     data = bytearray(hello().pack())
-    data[place] = 1
+    data[offset] = 1
     return bytes(data)
 
 
 @by_tcp
 @older
-async def test_other_version_is_named_to_both_sides_by_tcp(
-    factory: ConnectionFactory, place: int, told: str, caplog: pytest.LogCaptureFixture
+async def test_version_mismatch_is_reported_to_both_sides_over_tcp(
+    factory: ConnectionFactory, offset: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     with verbs.open_device(factory.device) as context, context.alloc_pd() as pd:
@@ -57,26 +57,26 @@ async def test_other_version_is_named_to_both_sides_by_tcp(
     assert len(endpoint) == ENDPOINT_SIZE
     async with factory.witness(), await factory.listen() as listener:
         reader, writer = await asyncio.open_connection(factory.host, listener.port)
-        writer.write(MAGIC + endpoint + aged(place))
+        writer.write(MAGIC + endpoint + old_hello(offset))
         answer = await reader.readexactly(len(REFUSED) + REFUSAL_SIZE)
         assert not await reader.read()
         writer.close()
         assert answer.startswith(REFUSED)
-        assert unpack_refusal(answer[len(REFUSED) :]) == told
-        assert told in caplog.text
+        assert unpack_refusal(answer[len(REFUSED) :]) == message
+        assert message in caplog.text
 
 
 @by_cm
 @older
-async def test_other_version_is_named_to_both_sides_by_cm(
-    factory: ConnectionFactory, place: int, told: str, caplog: pytest.LogCaptureFixture
+async def test_version_mismatch_is_reported_to_both_sides_over_cm(
+    factory: ConnectionFactory, offset: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     async with (
         factory.witness(),
         await factory.listen() as listener,
-        raw_request(factory, listener.port, aged(place)) as (_, event),
+        raw_request(factory, listener.port, old_hello(offset)) as (_, event),
     ):
         assert event.type is cm.EventType.REJECTED
-        assert unpack_refusal(event.private_data) == told
-        assert told in caplog.text
+        assert unpack_refusal(event.private_data) == message
+        assert message in caplog.text

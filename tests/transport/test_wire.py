@@ -13,7 +13,7 @@ from aiordma.verbs._qp.queue_pair import wire_of_port
 from .connection_factory import ConnectionFactory, check_alive
 
 
-async def test_both_sides_name_the_wire(factory: ConnectionFactory) -> None:
+async def test_connection_wire_matches_the_device_on_both_sides(factory: ConnectionFactory) -> None:
     if factory.device == "embedded0":
         shared = os.environ.get("AIORDMA_EMBEDDED_LINKS") != "tcp"
         expected = "shared memory" if shared else "tcp"
@@ -28,7 +28,7 @@ async def test_both_sides_name_the_wire(factory: ConnectionFactory) -> None:
     assert client.wire is None
 
 
-def test_unconnected_queue_pair_names_no_wire_on_the_embedded_device(
+def test_unconnected_embedded_queue_pair_has_no_wire(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     with pd.create_qp(cq) as qp:
@@ -46,7 +46,7 @@ def test_unconnected_queue_pair_names_no_wire_on_the_embedded_device(
         (LinkLayer.UNSPECIFIED, TransportType.UNKNOWN, None),
     ],
 )
-def test_wire_of_port_names_the_link_of_a_card(
+def test_wire_of_port_maps_link_layer_and_transport_to_a_name(
     layer: LinkLayer, transport: TransportType, name: str | None
 ) -> None:
     assert wire_of_port(layer, transport) == name

@@ -22,7 +22,7 @@ def test_gid_from_ip_round_trips_ip_addresses(
     assert gid.is_ipv4 == (gid.ip.version == 4)
 
 
-def test_gid_text_is_ipv6_and_invalid_input_raises() -> None:
+def test_gid_formats_as_ipv6_and_rejects_invalid_input() -> None:
     gid = GID.from_ip("10.9.9.1")
     assert str(gid) == "::ffff:10.9.9.1"
     assert repr(gid) == "GID('::ffff:10.9.9.1')"
@@ -55,7 +55,7 @@ def entry(ip: str, kind: GIDType = GIDType.ROCE_V2, index: int = 0) -> GIDEntry:
         [entry("fe80::1", GIDType.IB), entry("::", GIDType.IB)],
     ],
 )
-def test_gid_preference_orders_candidates(table: list[GIDEntry]) -> None:
+def test_gid_preference_ranks_routable_roce_v2_entries_first(table: list[GIDEntry]) -> None:
     assert min(table[::-1], key=GIDEntry.preference) == table[0]
 
 

@@ -50,7 +50,7 @@ def test_completion_queue_overrun_reports_cq_err(
     assert {type(element) for element in overrun} == {verbs.CompletionQueue}
 
 
-def test_event_element_is_none_when_its_object_was_dropped(context: verbs.Context) -> None:
+def test_event_element_is_none_after_the_queue_pair_is_collected(context: verbs.Context) -> None:
     pd, cq = context.alloc_pd(), context.create_cq(16)
     qp = pd.create_qp(cq)
     mine = qp.endpoint()

@@ -36,7 +36,7 @@ def connected_pair(request: pytest.FixtureRequest, connected_pair: ConnectedPair
     return partial(connected_pair, send_ops=request.param)
 
 
-def test_batch_performs_every_operation(connected_pair: ConnectedPair) -> None:
+def test_batch_executes_every_operation_in_order(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(max_send_sge=2, max_inline_data=64))
     one.mr.buf[:8] = b"0123abcd"
     two.mr.buf[2048:2056] = b"to read!"
@@ -93,9 +93,7 @@ async def test_async_with_on_a_batch_raises_type_error(connected_pair: Connected
                 pass
 
 
-def test_work_request_lists_gather_and_scatter_several_elements(
-    connected_pair: ConnectedPair,
-) -> None:
+def test_work_requests_gather_and_scatter_several_elements(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(max_send_sge=3, max_recv_sge=3))
     one.mr.buf[:48] = b"a" * 16 + b"b" * 16 + b"c" * 16
     two.qp.post_recv(
@@ -126,7 +124,7 @@ def test_work_request_lists_gather_and_scatter_several_elements(
 WINDOWS = SendOps.BIND_MW | SendOps.LOCAL_INV | SendOps.SEND_WITH_INV
 
 
-def test_batch_binds_and_invalidates_windows(
+def test_batch_binds_and_invalidates_memory_windows(
     connected_pair: ConnectedPair, pd: verbs.ProtectionDomain, deviations: frozenset[str]
 ) -> None:
     """The owner binds a window and sends its key in one batch.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # --- what is negotiated ------------------------------------------------------------------------
 
 
-def test_connect_takes_the_smaller_mtu_and_depths(
+def test_connect_negotiates_the_smaller_mtu_and_read_depths(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     with pd.create_qp(cq) as qp, pd.create_qp(cq) as peer:
@@ -52,7 +52,7 @@ def test_connect_takes_the_smaller_mtu_and_depths(
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(QPType.RC, QPType.UC), (QPType.UC, QPType.RC), (QPType.RC, QPType.UD)]
 )
-def test_connect_rejects_peer_of_another_type(
+def test_connect_rejects_a_peer_with_a_different_qp_type(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, ours: QPType, theirs: QPType
 ) -> None:
     with pd.create_qp(cq, qp_type=ours) as qp, pd.create_qp(cq, qp_type=theirs) as peer:
@@ -62,7 +62,7 @@ def test_connect_rejects_peer_of_another_type(
         assert qp.state is QPState.RESET
 
 
-def test_endpoint_selects_the_gid_entry_of_its_roce_version(
+def test_source_entry_matches_the_endpoint_roce_version(
     qp: verbs.QueuePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = qp.context.choose_gid()
@@ -102,25 +102,25 @@ def test_endpoint_and_connect_raise_enetdown_when_port_is_not_active(
         assert qp.state is datagrams.state is QPState.RESET
 
 
-def bad_ways(context: verbs.Context) -> list[tuple[AddressVector, str]]:
+def invalid_vectors(context: verbs.Context) -> list[tuple[AddressVector, str]]:
     """Return invalid address vectors with the expected error text of each."""
     best = context.choose_gid()
     other = GID.from_ip("2001:db8::1" if best.gid.ip.version == 4 else "192.0.2.1")
-    ways = [(AddressVector(dgid=best.gid, sgid_index=200), f"GID index 200 of port 1 of "
+    vectors = [(AddressVector(dgid=best.gid, sgid_index=200), f"GID index 200 of port 1 of "
              f"{context.name}; this GID is empty; use GID index ")]  # fmt: skip
-    ways += [
+    vectors += [
         (
             AddressVector(dgid=other, sgid_index=best.gid_index),
             f"to {other} from GID index {best.gid_index} ({best.gid}, ",
         )
     ]
-    return ways
+    return vectors
 
 
-def test_unreachable_route_is_named_in_the_error(
+def test_unreachable_destination_error_describes_the_route(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
-    for vector, text in bad_ways(pd.context):
+    for vector, text in invalid_vectors(pd.context):
         with pd.create_qp(cq) as qp:
             qp.to_init()
             with pytest.raises(
@@ -172,7 +172,7 @@ def test_missing_route_raises_enetunreach() -> None:
             assert part in error
 
 
-def test_connect_stops_at_the_refused_transition(
+def test_connect_stops_in_rtr_when_transition_to_rts_fails(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     with pd.create_qp(cq) as qp:
@@ -201,7 +201,7 @@ def test_connect_rejects_invalid_options_and_connected_queue_pairs(qp: verbs.Que
 # --- stopping and going on ---------------------------------------------------------------------
 
 
-def test_work_posted_in_sqd_waits_until_resume(
+def test_work_posted_in_sqd_waits_until_the_queue_pair_resumes(
     context: verbs.Context, pair: Pair, deviations: frozenset[str]
 ) -> None:
     """IBTA volume 1, clause 10.3.1.5 requires this."""

@@ -26,7 +26,7 @@ from tests.processes import run_python
 DATA = bytes(range(64))
 
 
-def in_a_map() -> mmap.mmap:
+def mapped_memory() -> mmap.mmap:
     memory = mmap.mmap(-1, 64)
     memory[:] = DATA
     return memory
@@ -44,7 +44,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "cast": lambda: memoryview(bytearray(DATA)).cast("Q"),
     "planes": lambda: memoryview(bytearray(DATA)).cast("B", (4, 4, 4)),
     "array": lambda: array.array("d", DATA),
-    "mmap": in_a_map,
+    "mmap": mapped_memory,
     "ctypes": lambda: (ctypes.c_uint32 * 16).from_buffer_copy(DATA),
     "record": lambda: Record.from_buffer_copy(DATA),
     "numpy": lambda: np.frombuffer(DATA, np.float32).reshape(4, 2, 2),
@@ -63,7 +63,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_bytes_of_views_memory_of_every_kind(make: Callable[[], Any]) -> None:
+def test_bytes_of_returns_a_byte_view_for_every_kind_of_memory(make: Callable[[], Any]) -> None:
     memory = make()
     view = bytes_of(memory)
     assert (view.format, view.ndim, view.nbytes) == ("B", 1, 64)
@@ -85,7 +85,7 @@ def test_bytes_of_views_memory_of_every_kind(make: Callable[[], Any]) -> None:
         (OwnTensor(bytearray(DATA), (64,), read_only=True), True),
     ],
 )
-def test_bytes_of_keeps_readonly_flag(memory: Any, readonly: bool) -> None:
+def test_bytes_of_preserves_the_readonly_flag(memory: Any, readonly: bool) -> None:
     assert bytes_of(memory).readonly is readonly
 
 
@@ -180,7 +180,7 @@ ADDRESSES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("memory", ADDRESSES.values(), ids=ADDRESSES)
-def test_memory_holding_addresses_is_rejected(pd: verbs.ProtectionDomain, memory: Any) -> None:
+def test_memory_containing_pointers_is_rejected(pd: verbs.ProtectionDomain, memory: Any) -> None:
     """Bytes that a peer writes in place of an address would be followed as a pointer.
 
     This error comes before any other defect of the memory.
@@ -202,7 +202,7 @@ def test_memory_holding_addresses_is_rejected(pd: verbs.ProtectionDomain, memory
         (Numbers * 2)(),
     ],
 )
-def test_similar_formats_are_not_mistaken_for_addresses(memory: Any) -> None:
+def test_formats_without_pointers_are_accepted(memory: Any) -> None:
     assert bytes(bytes_of(memory)) == bytes(memoryview(memory).nbytes)
     assert require_data(memory) is memory
 
@@ -272,7 +272,7 @@ def test_bytes_of_rejects_unsupported_tensors(tensor: OwnTensor, text: str) -> N
 
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
-def test_views_and_regions_hold_the_tensor(
+def test_views_and_regions_keep_the_tensor_alive(
     pd: verbs.ProtectionDomain, version: tuple[int, int] | None
 ) -> None:
     tensor = OwnTensor(bytearray(DATA), (64,), version=version)
@@ -298,7 +298,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("torch")
-def test_region_holds_the_storage_of_a_tensor(pd: verbs.ProtectionDomain) -> None:
+def test_region_keeps_the_tensor_storage_alive(pd: verbs.ProtectionDomain) -> None:
     """The region must not hold the tensor, which may get another storage.
 
     torch does not resize a storage that is held.
@@ -351,7 +351,7 @@ def raises_runtime_error() -> NoReturn:
         ({"untyped_storage": raises_runtime_error}, BufferError, "no memory of its own"),
     ],
 )
-def test_bytes_of_rejects_tensors_whose_memory_is_not_their_elements(
+def test_bytes_of_rejects_tensors_that_need_conversion(
     different: dict[str, Any], kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=text):
@@ -368,7 +368,7 @@ def test_bytes_of_rejects_tensors_whose_memory_is_not_their_elements(
         ({"is_contiguous": lambda: False}, "use contiguous memory and copy the data from it"),
     ],
 )
-def test_error_for_a_target_tensor_does_not_advise_copying_it(
+def test_bytes_of_target_error_advises_copying_from_other_memory(
     different: dict[str, Any], text: str
 ) -> None:
     with pytest.raises((BufferError, UnsupportedError), match=text):
@@ -376,7 +376,7 @@ def test_error_for_a_target_tensor_does_not_advise_copying_it(
 
 
 @pytest.mark.usefixtures("torch")
-def test_bytes_of_tensor_advises_numpy_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_advises_installing_numpy_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_torch.Tensor, "numpy", lambda _: raises_runtime_error())
     with pytest.raises(BufferError, match="install numpy"):
         bytes_of(fake_torch.Tensor(bytearray(DATA)))
@@ -436,7 +436,7 @@ print("collected")
 """
 
 
-def test_views_in_a_cycle_are_collected() -> None:
+def test_buffer_views_in_reference_cycles_are_garbage_collected() -> None:
     """This includes views of formats that a memoryview cannot cast.
 
     A mistake would crash the process, so the test runs in a separate one.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aiordma._native import handles as h
 
 
-def test_extended_attributes_include_the_basic_ones(context: verbs.Context) -> None:
+def test_extended_attributes_include_the_basic_attributes(context: verbs.Context) -> None:
     extended = context.query_device_ex()
     assert extended.orig_attr == context.query_device()
     assert extended is context.query_device_ex()
@@ -32,7 +32,7 @@ def test_device_clock_measures_elapsed_seconds(context: verbs.Context) -> None:
     assert 0 <= extended.seconds(elapsed) < 60
 
 
-def test_seconds_raises_value_error_for_a_clock_without_frequency(context: verbs.Context) -> None:
+def test_seconds_raises_value_error_when_clock_frequency_is_unknown(context: verbs.Context) -> None:
     attr = ffi.new("struct ibv_device_attr_ex *")
     with pytest.raises(ValueError, match="frequency"):
         verbs.ExtendedDeviceAttributes.read(attr).seconds(7)
@@ -53,7 +53,7 @@ def test_extended_attributes_are_empty_when_the_query_is_unsupported(
     assert extended.max_dm_size == extended.completion_timestamp_mask == 0
 
 
-def test_extended_attributes_convert_nested_members() -> None:
+def test_nested_device_capabilities_are_decoded() -> None:
     """Every member has a different number here.
 
     tests/native/test_records.py tests the members converted by `copy_of`.

@@ -43,7 +43,7 @@ def context(
         yield context
 
 
-def test_completion_queue_is_extended_as_requested(
+def test_completion_queue_reports_whether_it_is_extended(
     cq: verbs.CompletionQueue, extended: bool
 ) -> None:
     assert (cq.fields is not None) is extended
@@ -78,7 +78,7 @@ def send(source: End, target: End, wr_id: int = 1, flags: int = SIGNALED) -> Non
     source.post(WROpcode.SEND_WITH_IMM, wr_id=wr_id, flags=flags, imm_data=wr_id)
 
 
-def test_create_cq_grants_the_size_and_rejects_invalid_sizes(context: verbs.Context) -> None:
+def test_create_cq_grants_requested_size_and_rejects_invalid_sizes(context: verbs.Context) -> None:
     with context.create_cq(100) as cq:
         assert cq.cqe >= 100
         assert cq.poll() == []
@@ -122,7 +122,7 @@ def test_armed_completion_queue_reports_one_event(
     assert channel.get_event() is None
 
 
-def test_solicited_only_ignores_unsolicited_completions(
+def test_req_notify_solicited_only_ignores_unsolicited_completions(
     connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     one, two = connected_pair(channel=channel)
@@ -136,7 +136,7 @@ def test_solicited_only_ignores_unsolicited_completions(
     one.completions(2)
 
 
-def test_drain_returns_every_completion_and_rearms(
+def test_drain_returns_every_completion_and_rearms_the_queues(
     heard: Pair, channel: verbs.CompletionChannel
 ) -> None:
     one, two = heard
@@ -176,7 +176,7 @@ def test_completion_queue_closes_with_events_pending(
     channel.close()
 
 
-def test_closing_a_completion_queue_keeps_events_of_others(
+def test_closing_a_completion_queue_preserves_other_queues_events(
     context: verbs.Context, connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     other = context.create_cq(8, channel)
@@ -191,7 +191,7 @@ def test_closing_a_completion_queue_keeps_events_of_others(
     two.completion()
 
 
-def test_wait_returns_when_another_queue_of_the_channel_is_closed(
+def test_wait_returns_when_another_queue_on_the_channel_is_closed(
     context: verbs.Context,
     connected_pair: ConnectedPair,
     channel: verbs.CompletionChannel,
@@ -214,9 +214,7 @@ def test_wait_returns_when_another_queue_of_the_channel_is_closed(
     assert two.cq._events_taken == 1
 
 
-def test_poll_of_zero_returns_nothing_and_wait_for_zero_raises(
-    connected_pair: ConnectedPair,
-) -> None:
+def test_poll_accepts_max_zero_but_wait_rejects_it(connected_pair: ConnectedPair) -> None:
     """A program may have computed the number."""
     one, two = connected_pair()
     send(one, two)
@@ -243,7 +241,7 @@ def test_drain_skips_completion_queue_closed_between_drains(
     assert not more
 
 
-def test_drain_serves_more_queues_than_the_channel_table_holds(
+def test_drain_returns_completions_when_channel_table_overflows(
     context: verbs.Context, connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     ends = [end for _ in range(35) for end in connected_pair(channel=channel)]
@@ -259,7 +257,7 @@ def test_drain_serves_more_queues_than_the_channel_table_holds(
             expected.remove(record[6])
 
 
-def test_resized_completion_queue_keeps_completions(
+def test_resizing_a_completion_queue_preserves_completions(
     context: verbs.Context, connected_pair: ConnectedPair
 ) -> None:
     one, two = connected_pair()

@@ -25,7 +25,7 @@ def send(one: End, two: End, wr_id: int = 1) -> None:
 
 
 @pytest.mark.parametrize("spin", [0.0, 0.001, math.inf], ids=["events", "adaptive", "busy"])
-def test_wait_returns_completions_in_every_mode(
+def test_wait_returns_completions_in_event_and_polling_modes(
     connected_pair: ConnectedPair, channel: CompletionChannel, spin: float
 ) -> None:
     one, two = connected_pair(channel=channel)
@@ -70,7 +70,7 @@ def test_wait_returns_empty_list_after_timeout(
         assert cq.wait(timeout=0, spin=spin) == []
 
 
-def test_wait_without_channel_can_only_spin(context: Context) -> None:
+def test_wait_without_a_channel_requires_infinite_spin(context: Context) -> None:
     with context.create_cq(16) as cq:
         with pytest.raises(ValueError, match="no completion channel to wait on"):
             cq.wait(timeout=1)
@@ -79,7 +79,7 @@ def test_wait_without_channel_can_only_spin(context: Context) -> None:
         assert cq.wait(timeout=0.01, spin=math.inf) == []
 
 
-def test_wait_keeps_events_of_other_queues(
+def test_wait_preserves_events_of_other_queues(
     connected_pair: ConnectedPair, channel: CompletionChannel
 ) -> None:
     one, two = connected_pair(channel=channel)
@@ -95,7 +95,7 @@ def test_wait_keeps_events_of_other_queues(
     assert len(four.cq.wait(timeout=30)) == 1
 
 
-def test_threads_wait_for_two_queues_of_one_channel(
+def test_threads_sharing_a_channel_receive_their_own_completions(
     connected_pair: ConnectedPair, channel: CompletionChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second thread must not take the event for which the first one is about to sleep."""

@@ -33,7 +33,7 @@ def test_queue_pair_reserves_completion_entries_until_closed(
         assert sends.reserved == receives.reserved == 0
 
 
-def test_completion_queue_grows_with_its_queue_pairs(
+def test_completion_queue_grows_as_queue_pairs_are_created(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     with context.create_cq(16) as cq:
@@ -65,7 +65,7 @@ def test_create_qp_raises_busy_error_when_the_cq_cannot_grow(
         qp.close()
 
 
-def test_dropped_queue_pair_keeps_its_reservation_until_pd_closes(
+def test_dropped_queue_pair_reserves_cq_entries_until_pd_closes(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     """The device still has the queue pair until closing the protection domain destroys it."""
@@ -79,7 +79,7 @@ def test_dropped_queue_pair_keeps_its_reservation_until_pd_closes(
         assert cq.reserved == 0
 
 
-def test_reservation_is_released_after_the_last_completion(
+def test_cq_entries_are_released_after_the_last_completion(
     context: verbs.Context, connected_pair: ConnectedPair
 ) -> None:
     one, two = connected_pair(QPCapabilities(max_send_wr=4, max_recv_wr=4))
@@ -99,7 +99,7 @@ def test_reservation_is_released_after_the_last_completion(
     assert one.cq.available == one.cq.cqe
 
 
-def test_draining_a_channel_releases_reservations_of_all_its_queues(
+def test_draining_a_channel_releases_cq_entries_of_closed_queue_pairs(
     context: verbs.Context, connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     one, two = connected_pair(channel=channel)

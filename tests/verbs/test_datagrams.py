@@ -100,7 +100,7 @@ def way(peers: tuple[Peer, Peer]) -> Iterator[Destination]:
         yield destination
 
 
-def test_start_uses_qkey_and_psn_of_the_endpoint(peers: tuple[Peer, Peer]) -> None:
+def test_start_uses_the_endpoint_qkey_and_psn(peers: tuple[Peer, Peer]) -> None:
     one, two = peers
     there = one.qp.query()
     assert there.qp_state is QPState.RTS
@@ -132,7 +132,7 @@ def test_received_datagram_starts_with_a_grh(peers: tuple[Peer, Peer], way: Dest
     assert header.hop_limit > 1
 
 
-def test_datagram_carries_immediate_inline_data_from_several_elements(
+def test_datagram_carries_immediate_and_gathered_inline_data(
     peers: tuple[Peer, Peer], way: Destination
 ) -> None:
     one, two = peers
@@ -147,7 +147,7 @@ def test_datagram_carries_immediate_inline_data_from_several_elements(
     assert one.completion().ok
 
 
-def test_create_ah_from_wc_reaches_the_sender(
+def test_create_ah_from_wc_returns_a_handle_to_the_sender(
     peers: tuple[Peer, Peer], way: Destination, pd: verbs.ProtectionDomain
 ) -> None:
     one, two = peers
@@ -167,7 +167,7 @@ def test_create_ah_from_wc_reaches_the_sender(
         assert two.completion().ok
 
 
-def test_address_handle_keeps_its_vector_and_validates_it(pd: verbs.ProtectionDomain) -> None:
+def test_create_ah_stores_and_validates_the_address_vector(pd: verbs.ProtectionDomain) -> None:
     gid = pd.context.choose_gid()
     vector = AddressVector(
         dgid=gid.gid,
@@ -195,7 +195,7 @@ def test_post_send_rejects_closed_address_handle(
     assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
 
 
-def test_datagram_calls_reject_wrong_types_and_endpoints(
+def test_datagram_methods_reject_wrong_qp_types_and_endpoints(
     peers: tuple[Peer, Peer], pd: verbs.ProtectionDomain, connected_pair: ConnectedPair
 ) -> None:
     one, two = peers

@@ -35,7 +35,7 @@ def test_embedded_device_is_always_available() -> None:
         assert context.query_port().state is verbs.PortState.ACTIVE
 
 
-def test_open_device_lists_known_names_when_name_is_unknown(device: verbs.Device) -> None:
+def test_open_device_error_lists_known_devices(device: verbs.Device) -> None:
     with pytest.raises(DeviceNotFoundError, match="'rdma9'") as caught:
         verbs.open_device("rdma9")
     assert device.name in caught.value.known
@@ -56,7 +56,7 @@ def test_find_device_by_ip_returns_the_device_with_that_address(
         assert opened.choose_gid().gid == context.choose_gid().gid
 
 
-def test_find_device_by_unknown_ip_lists_addresses_and_open_errors(
+def test_find_device_by_ip_error_lists_addresses_and_open_failures(
     device: verbs.Device, context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DeviceNotFoundError) as caught:
@@ -75,7 +75,7 @@ def test_find_device_by_unknown_ip_lists_addresses_and_open_errors(
         verbs.find_device(ip="192.0.2.77")
 
 
-def test_find_device_by_guid_matches_and_lists_guids(device: verbs.Device) -> None:
+def test_find_device_by_guid_returns_match_or_lists_guids(device: verbs.Device) -> None:
     assert verbs.find_device(guid=device.guid) == device
     assert verbs.find_device(device.name, guid=device.guid) == device
     with pytest.raises(DeviceNotFoundError) as caught:
@@ -110,7 +110,9 @@ def test_closed_context_raises_buffer_state_error(device: verbs.Device) -> None:
         pass
 
 
-def test_missing_library_leaves_only_the_embedded_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_embedded_device_is_available_without_libibverbs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     error = LibraryNotFoundError("libibverbs.so.1", detail="no such file")
 
     def missing() -> Never:
@@ -122,7 +124,7 @@ def test_missing_library_leaves_only_the_embedded_device(monkeypatch: pytest.Mon
     assert [device.name for device in verbs.devices()] == ["embedded0"]
 
 
-def test_fork_status_is_unneeded_or_none_when_unsupported(
+def test_fork_status_is_none_when_the_library_cannot_report_it(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The embedded device accesses memory as any thread does.

@@ -43,7 +43,7 @@ def device() -> Iterator[verbs.Device]:
     del kept
 
 
-def test_device_without_optional_calls_offers_no_extensions(
+def test_device_without_optional_calls_reports_no_extensions(
     device: verbs.Device, pd: verbs.ProtectionDomain
 ) -> None:
     library = device.library
@@ -61,7 +61,7 @@ def test_device_without_optional_calls_offers_no_extensions(
     pool.close()
 
 
-def test_channel_is_drained_without_optional_calls(
+def test_drain_returns_completions_without_optional_device_calls(
     connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     before = channel._peer_wakeups()
@@ -79,7 +79,7 @@ def test_channel_is_drained_without_optional_calls(
     one.completion()
 
 
-async def test_event_loop_drives_device_without_optional_calls(device: verbs.Device) -> None:
+async def test_event_loop_handles_device_without_optional_calls(device: verbs.Device) -> None:
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send(1)
         second.send(2)

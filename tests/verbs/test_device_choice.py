@@ -84,7 +84,7 @@ def test_find_device_prefers_a_card_with_an_active_port(
         ),
     ],
 )
-async def test_software_device_is_chosen_with_one_warning_when_no_card_is_usable(
+async def test_software_fallback_warns_once_when_no_card_is_usable(
     machine: Machine,
     cards: Machine,
     why: str,
@@ -112,7 +112,7 @@ async def test_software_device_is_chosen_with_one_warning_when_no_card_is_usable
     assert "run `aiordma doctor` for details" in str(caught.value)
 
 
-def test_aiordma_device_selects_the_default_device(
+def test_aiordma_device_variable_selects_the_default_device(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Like `connect`, the verbs use this device unless they are asked for a certain one."""
@@ -135,7 +135,7 @@ def test_aiordma_device_selects_the_default_device(
     ("symbol", "why"),
     [(None, "libibverbs.so.1 is not installed"), ("ibv_x", "libibverbs.so.1 is too old")],
 )
-async def test_missing_library_is_the_reason_for_choosing_software(
+async def test_software_fallback_warning_states_why_libibverbs_is_unusable(
     machine: Machine,
     symbol: str | None,
     why: str,
@@ -154,7 +154,7 @@ async def test_missing_library_is_the_reason_for_choosing_software(
         verbs.find_device("system")
 
 
-async def test_listen_raises_or_warns_when_no_card_is_usable(
+async def test_listen_falls_back_to_software_unless_system_is_requested(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine["mlx5_0"] = {1: DOWN}
@@ -173,7 +173,7 @@ async def test_listen_raises_or_warns_when_no_card_is_usable(
     assert "mlx5_0: port 1 is DOWN" in record.getMessage()
 
 
-async def test_listen_accepts_kind_system_as_device(
+async def test_listen_accepts_system_as_device_name(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection manager chooses the device by the route, as it does without a name."""
@@ -185,7 +185,7 @@ async def test_listen_accepts_kind_system_as_device(
 # ---- several devices -----------------------------------------------------------------------------
 
 
-async def test_choose_devices_keeps_the_order_of_the_list(machine: Machine) -> None:
+async def test_choose_devices_preserves_the_list_order(machine: Machine) -> None:
     machine |= {"mlx5_0": {1: ACTIVE}, "mlx5_1": {1: DOWN}}
     devices, only = choose_devices(["mlx5_1", "mlx5_0"])
     assert tuple(device.name for device in devices) == only == ("mlx5_1", "mlx5_0")
@@ -232,7 +232,7 @@ async def test_connect_rejects_invalid_device_lists(
     ("nodes", "order"),
     [({0}, ["mlx5_1", "mlx5_3"]), ({1}, ["mlx5_3", "mlx5_1"]), (set(), ["mlx5_1", "mlx5_3"])],
 )
-async def test_choose_devices_all_sorts_active_cards_by_numa_distance(
+async def test_choose_devices_with_all_sorts_active_cards_by_numa_distance(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, nodes: set[int], order: list[str]
 ) -> None:
     machine |= {
@@ -250,7 +250,7 @@ async def test_choose_devices_all_sorts_active_cards_by_numa_distance(
     assert only == tuple(order)
 
 
-async def test_choose_devices_all_stays_with_the_chosen_kind(
+async def test_choose_devices_with_all_respects_the_selected_device_kind(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Software devices are included only if they are asked for, or with a warning."""
@@ -266,7 +266,7 @@ async def test_choose_devices_all_stays_with_the_chosen_kind(
     assert "software" in record.getMessage()
 
 
-def test_numa_nodes_are_those_of_the_process_affinity() -> None:
+def test_numa_nodes_match_the_process_cpu_affinity() -> None:
     nodes = Path("/sys/devices/system/node")
     assert module._numa_nodes() == {
         int(node.name.removeprefix("node"))

@@ -34,7 +34,7 @@ LEFT_OUT = {"IBV_QPT_DRIVER", "IBV_QPS_UNKNOWN"}
 
 
 @pytest.mark.parametrize(("ours", "theirs", "prefix"), ENUMS, ids=str)
-def test_enumerations_match_the_c_constants(
+def test_python_enums_match_the_c_constants(
     ours: type[IntEnum | IntFlag], theirs: str | None, prefix: str
 ) -> None:
     for name, member in ours.__members__.items():
@@ -46,7 +46,7 @@ def test_enumerations_match_the_c_constants(
         assert names <= {prefix + name for name in ours.__members__} | LEFT_OUT
 
 
-def test_every_failing_status_has_an_error_class() -> None:
+def test_every_error_status_has_an_exception_class() -> None:
     named = {cls.status_name: status for status, cls in WORK_COMPLETION_ERRORS.items()}
     assert {"SUCCESS": 0, **named} == {it.name: it.value for it in verbs.WCStatus}
 
@@ -55,7 +55,7 @@ def test_mtu_bytes_converts_every_value() -> None:
     assert [mtu.bytes for mtu in verbs.MTU] == [256, 512, 1024, 2048, 4096]
 
 
-def test_open_enum_keeps_unknown_values() -> None:
+def test_open_enum_accepts_unknown_values() -> None:
     assert issubclass(verbs.WCStatus, OpenEnum)
     status = verbs.WCStatus(77)
     assert status == 77

@@ -24,7 +24,7 @@ for _ in range(2):
 """
 
 
-def test_unknown_variable_warns_once_when_a_device_is_opened() -> None:
+def test_opening_a_device_warns_once_about_unknown_variables() -> None:
     done = run_python("-c", OPENS, AIORDMA_EMBEDDED_FAULT="register=1")
     before, _, after = done.stderr.partition("imported")
     assert before == ""
@@ -36,7 +36,7 @@ def test_unknown_variable_warns_once_when_a_device_is_opened() -> None:
 
 
 @pytest.mark.needs("faults")
-def test_unknown_variable_warns_once_in_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_warns_once_about_unknown_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(_: testing.World) -> int:
         return 5
 

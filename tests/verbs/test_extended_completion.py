@@ -29,7 +29,7 @@ def write(one: End, two: End, imm: int | None = None, *, rkey: int | None = None
     one.post(opcode, two, wr_id=5, rkey=rkey, imm_data=imm or 0)
 
 
-def test_create_cq_uses_the_fields_of_the_device_by_default(context: verbs.Context) -> None:
+def test_create_cq_requests_all_supported_fields_by_default(context: verbs.Context) -> None:
     with context.create_cq(16) as cq:
         assert cq.fields == context.cq_fields
     with context.create_cq(16, extended=False) as cq:
@@ -48,7 +48,7 @@ def test_create_cq_uses_requested_fields_and_flags(context: verbs.Context) -> No
 
 
 @pytest.mark.parametrize("fields", [WCFields.WITH_TM_INFO, WCFields.WITH_CVLAN])
-def test_create_cq_names_the_unsupported_field(context: verbs.Context, fields: WCFields) -> None:
+def test_create_cq_reports_the_unsupported_field(context: verbs.Context, fields: WCFields) -> None:
     with pytest.raises(UnsupportedError, match=f"{context.name}.*extended.*{fields.name}"):
         context.create_cq(16, fields=fields)
 
@@ -68,7 +68,7 @@ def test_create_cq_rejects_comp_vector_out_of_range(context: verbs.Context) -> N
         assert cq.poll() == []
 
 
-def test_cq_fields_omit_timestamps_that_the_device_lacks(
+def test_cq_fields_exclude_unsupported_timestamps(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supported fields are found by asking for fewer of them until the device agrees."""
@@ -118,7 +118,7 @@ def test_completion_timestamps_increase_with_the_device_clock(
     assert context.query_device_ex().seconds(after - before) < 60
 
 
-def test_completion_has_every_field_of_a_write_with_immediate(pair: Pair) -> None:
+def test_write_with_immediate_completion_has_every_field(pair: Pair) -> None:
     one, two = pair
     write(one, two, imm=0xABCD1234)
     sent, received = one.completion(), two.completion()
@@ -138,7 +138,7 @@ def test_completion_has_every_field_of_a_write_with_immediate(pair: Pair) -> Non
     assert received.cvlan is received.flow_tag is received.tm_tag is received.tm_priv is None
 
 
-def test_failed_completion_has_only_defined_fields(pair: Pair) -> None:
+def test_undefined_fields_of_failed_completion_are_none(pair: Pair) -> None:
     one, two = pair
     write(one, two, rkey=two.mr.rkey ^ 0x55)
     wc = one.completion()
@@ -164,7 +164,7 @@ def steps(end: End, count: int) -> list[tuple[object, ...]]:
     return found
 
 
-def test_start_poll_iterates_over_completions(pair: Pair) -> None:
+def test_iterating_over_start_poll_returns_completions(pair: Pair) -> None:
     one, two = pair
     for imm in (1, None, 3):
         write(one, two, imm)
@@ -174,7 +174,7 @@ def test_start_poll_iterates_over_completions(pair: Pair) -> None:
     assert two.cq.poll() == []
 
 
-def test_cursor_reads_optional_fields_and_names_missing_ones(pair: Pair) -> None:
+def test_cursor_reads_optional_fields_and_rejects_unsupported_ones(pair: Pair) -> None:
     one, two = pair
     write(one, two, 4)
     one.completion()
@@ -222,7 +222,7 @@ def test_cursor_raises_runtime_error_when_queue_is_empty(cq: verbs.CompletionQue
             cursor.byte_len  # noqa: B018
 
 
-def test_cursor_settles_work_and_names_the_failure(pair: Pair) -> None:
+def test_cursor_reports_the_failed_operation(pair: Pair) -> None:
     """Reading with a cursor must have the same effects as polling."""
     one, two = pair
     write(one, two, rkey=two.mr.rkey ^ 0x55)
@@ -242,7 +242,7 @@ def test_cursor_settles_work_and_names_the_failure(pair: Pair) -> None:
 
 
 @pytest.mark.needs("moderation")
-def test_moderation_delays_the_event_until_count_or_period(
+def test_moderation_delays_the_event_of_a_single_completion(
     connected_pair: ConnectedPair, channel: verbs.CompletionChannel
 ) -> None:
     one, two = connected_pair(channel=channel)
@@ -262,7 +262,7 @@ def test_moderation_delays_the_event_until_count_or_period(
 
 
 @pytest.mark.needs("moderation")
-def test_moderation_rejects_values_beyond_the_device_limits(
+def test_modify_cq_rejects_moderation_values_out_of_range(
     context: verbs.Context, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for count, period in ((1 << 16, 0.0), (0, 1.0), (-1, 0.0)):
@@ -274,7 +274,7 @@ def test_moderation_rejects_values_beyond_the_device_limits(
         cq.modify(cq_count=0, cq_period=-0.5)
 
 
-def test_moderation_raises_unsupported_error_when_device_lacks_it(
+def test_modify_cq_raises_unsupported_error_without_moderation(
     context: verbs.Context, cq: verbs.CompletionQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = verbs.ExtendedDeviceAttributes.read(ffi.new("struct ibv_device_attr_ex *"))
@@ -284,7 +284,7 @@ def test_moderation_raises_unsupported_error_when_device_lacks_it(
 
 
 @EXTENDED
-def test_work_settles_whatever_fields_were_requested(
+def test_send_slots_are_freed_regardless_of_requested_cq_fields(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     """Work is found by the number of its queue pair.

@@ -86,7 +86,9 @@ def test_flush_rejects_invalid_requests(flushed: Flushed) -> None:
         batch.flush(FlushInfo(5, PlacementType.NONE), mr.addr, mr.rkey)
 
 
-def test_flush_requires_rc_queue_pair_with_send_ops_flush(connected_pair: ConnectedPair) -> None:
+def test_flush_is_rejected_on_queue_pairs_created_without_flush(
+    connected_pair: ConnectedPair,
+) -> None:
     one, _ = connected_pair()
     with pytest.raises(UnsupportedError, match="FLUSH on a queue pair created without"):
         one.qp.post_send([SendWorkRequest(1, WROpcode.FLUSH, flush=FlushInfo(5))])
@@ -96,7 +98,7 @@ def test_flush_requires_rc_queue_pair_with_send_ops_flush(connected_pair: Connec
 
 
 @pytest.mark.needs("FLUSH")
-def test_create_qp_raises_unsupported_error_when_device_lacks_flush(
+def test_create_qp_raises_unsupported_error_without_flush_support(
     context: verbs.Context,
     pd: verbs.ProtectionDomain,
     cq: verbs.CompletionQueue,

@@ -44,7 +44,7 @@ USES: dict[str, Callable[[verbs.QueuePair, verbs.MemoryRegion, Any], object]] = 
 
 
 @pytest.mark.parametrize("name", USES)
-def test_verbs_numbers_reject_other_types(
+def test_integer_arguments_reject_non_integer_values(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, name: str
 ) -> None:
     with pd.create_qp(cq) as qp, pd.reg_mr(64) as mr:

@@ -43,7 +43,7 @@ USES: list[tuple[str, Use, str]] = [
 
 
 @pytest.fixture
-def lacking(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def reject_call(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Provide a function that makes a device call fail. The device reports no capabilities."""
     empty = verbs.ExtendedDeviceAttributes.read(ffi.new("struct ibv_device_attr_ex *"))
     monkeypatch.setattr(context, "query_device_ex", lambda: empty)
@@ -60,15 +60,15 @@ def lacking(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> Callable
 
 
 @pytest.mark.parametrize(("call", "use", "capability"), USES)
-def test_missing_call_is_reported_with_device_and_capability(
+def test_unsupported_call_error_includes_device_and_capability(
     context: verbs.Context,
     pd: verbs.ProtectionDomain,
-    lacking: Callable[[str], None],
+    reject_call: Callable[[str], None],
     call: str,
     use: Use,
     capability: str,
 ) -> None:
-    lacking(call)
+    reject_call(call)
     with pytest.raises(UnsupportedError, match=capability) as caught:
         use(context, pd)
     assert caught.value.device == context.name
@@ -76,10 +76,10 @@ def test_missing_call_is_reported_with_device_and_capability(
     assert f"device '{context.name}' does not support" in str(caught.value)
 
 
-def test_cq_resize_raises_unsupported_error_when_device_lacks_it(
-    cq: verbs.CompletionQueue, lacking: Callable[[str], None]
+def test_cq_resize_raises_unsupported_error_without_device_support(
+    cq: verbs.CompletionQueue, reject_call: Callable[[str], None]
 ) -> None:
-    lacking("ibv_resize_cq")
+    reject_call("ibv_resize_cq")
     before = cq.cqe
     with pytest.raises(UnsupportedError, match="resizing completion queues"):
         cq.resize(1000)

@@ -37,7 +37,7 @@ with verbs.open_device(sys.argv[2]) as context, context.alloc_pd() as pd:
 """
 
 
-def test_memlock_limit_is_named_when_registration_fails(device: verbs.Device) -> None:
+def test_failed_registration_reports_the_memlock_limit(device: verbs.Device) -> None:
     """rdma_rxe pins pages as a card does.
 
     The embedded device pins none, so the limit does not apply to it.
@@ -68,7 +68,7 @@ def test_memlock_limit_is_named_when_registration_fails(device: verbs.Device) ->
         (-1, 0, "is unlimited; the machine is out of memory"),
     ],
 )
-def test_memlock_shortage_explains_the_limit(
+def test_locked_memory_hint_explains_the_cause(
     monkeypatch: pytest.MonkeyPatch, soft: int, capabilities: int, reason: str
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, soft))

@@ -47,7 +47,7 @@ def is_in_memory(address: int) -> bool:
     return bool(found.value & 1)
 
 
-def is_made_sure_of(memory: AnyMemory) -> bool:
+def registration_loads_pages(memory: AnyMemory) -> bool:
     """Return whether registration with the embedded device makes new pages resident."""
     middle = verbs.address_of(memory) + bytes_of(memory).nbytes // 2
     assert not is_in_memory(middle)
@@ -59,7 +59,7 @@ def is_made_sure_of(memory: AnyMemory) -> bool:
         return is_in_memory(middle)
 
 
-def test_allocator_memory_is_not_checked_page_by_page() -> None:
+def test_page_check_is_skipped_for_allocator_memory() -> None:
     """The pages of memory from an allocator exist as long as its bytes.
 
     Other memory is checked (softdev/abi/device_calls.h).
@@ -67,19 +67,19 @@ def test_allocator_memory_is_not_checked_page_by_page() -> None:
     length = 64 << 20  # beyond what malloc ever takes from its heap (mallopt(3)): fresh pages
     numbers = np.zeros(length // 8)
     for memory in (bytes(length), numbers, numbers.reshape(2, -1)[1]):
-        assert not is_made_sure_of(memory)
+        assert not registration_loads_pages(memory)
     with verbs.find_device("embedded0").open() as context, context.alloc_pd() as pd:
         pool = MemoryPool(pd, limit=2 * length)
         with pool.alloc(length) as buffer:
-            assert not is_made_sure_of(buffer.view)
+            assert not registration_loads_pages(buffer.view)
         pool.close()
     mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE)
     for memory in (mapping, np.frombuffer(mapping, np.uint8)):
-        assert is_made_sure_of(memory)
+        assert registration_loads_pages(memory)
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def test_region_shares_and_holds_the_memory_of_an_array(pd: verbs.ProtectionDomain) -> None:
+def test_region_shares_array_memory_and_keeps_it_alive(pd: verbs.ProtectionDomain) -> None:
     array = np.zeros((8, 64), dtype=np.uint64)
     with pd.reg_mr(array, ALL) as mr:
         view = array.data.cast("B")
@@ -106,7 +106,7 @@ def test_registered_memory_is_pinned_until_close(pd: verbs.ProtectionDomain) -> 
     mapping.close()
 
 
-def test_read_only_memory_rejects_write_access(pd: verbs.ProtectionDomain) -> None:
+def test_reg_mr_rejects_write_access_to_read_only_memory(pd: verbs.ProtectionDomain) -> None:
     with pd.reg_mr(b"some bytes") as mr:
         assert mr.access is AccessFlags.NONE
         assert mr.buf.readonly
@@ -167,7 +167,7 @@ def test_reg_mr_raises_enomem_for_impossible_lengths(
         assert no.value.errno == errno.ENOMEM
 
 
-def test_same_memory_can_be_registered_repeatedly(pd: verbs.ProtectionDomain) -> None:
+def test_memory_can_be_registered_several_times(pd: verbs.ProtectionDomain) -> None:
     data = bytearray(64)
     # A device may ignore RELAXED_ORDERING, so adding it must change nothing.
     regions = [pd.reg_mr(data, ALL | AccessFlags.RELAXED_ORDERING) for _ in range(32)]
@@ -214,13 +214,13 @@ print(len(memory))
 """
 
 
-def test_region_views_in_a_cycle_are_collected(device: verbs.Device) -> None:
+def test_region_views_in_reference_cycles_are_garbage_collected(device: verbs.Device) -> None:
     """A mistake would crash the process, so the test runs in a separate one."""
     done = run_python("-W", "error", "-c", FORGOTTEN, device.name)
     assert (done.returncode, done.stdout, done.stderr) == (0, "103\n", "")
 
 
-def test_region_sge_returns_ranges_inside_the_region(pd: verbs.ProtectionDomain) -> None:
+def test_region_sge_accepts_only_ranges_inside_the_region(pd: verbs.ProtectionDomain) -> None:
     mr = pd.reg_mr(64)
     assert mr.sge() == (mr.addr, 64, mr.lkey)
     assert mr.sge(60) == (mr.addr + 60, 4, mr.lkey)

@@ -87,7 +87,9 @@ def scene(pd: verbs.ProtectionDomain, pair: tuple[End, End], mw_type: MWType) ->
 # --- the object --------------------------------------------------------------------------------
 
 
-def test_window_has_rkey_until_closed(pd: verbs.ProtectionDomain, mw_type: MWType) -> None:
+def test_window_rkey_is_unavailable_after_close(
+    pd: verbs.ProtectionDomain, mw_type: MWType
+) -> None:
     window = pd.alloc_mw(mw_type)
     assert (window.pd, window.context, window.mw_type) == (pd, pd.context, mw_type)
     assert window.rkey
@@ -103,7 +105,7 @@ def test_inc_rkey_wraps_within_the_lowest_byte() -> None:
     assert inc_rkey(0x123456FF) == 0x12345600
 
 
-def test_pd_closes_bound_window_before_its_region(
+def test_closing_a_pd_closes_windows_before_their_regions(
     context: verbs.Context, connected_pair: ConnectedPair
 ) -> None:
     """The window was created first, but must be closed before the region that it is bound to."""
@@ -180,19 +182,19 @@ def test_access_beyond_the_window_fails(
         (READ | WRITE, WROpcode.ATOMIC_FETCH_AND_ADD),
     ],
 )
-def test_access_without_the_right_of_the_window_fails(
+def test_access_not_granted_by_the_window_fails(
     scene: Scene, access: AccessFlags, opcode: WROpcode
 ) -> None:
     assert scene.access(opcode, scene.bind(access)) is WCStatus.REM_ACCESS_ERR
 
 
-def test_unbound_window_rejects_access_and_unbind(scene: Scene) -> None:
+def test_never_bound_window_rejects_access_and_unbind(scene: Scene) -> None:
     with pytest.raises(ValueError, match="has not been bound"):
         scene.window.unbind(scene.owner.qp)
     assert scene.access(WROpcode.RDMA_WRITE, scene.window.rkey) is WCStatus.REM_ACCESS_ERR
 
 
-def test_type_2_window_rejects_other_queue_pairs(
+def test_only_type_2_windows_are_limited_to_their_queue_pair(
     scene: Scene, connected_pair: ConnectedPair
 ) -> None:
     """A type 1 window is valid in its protection domain, a type 2 window only on the queue pair of
@@ -211,7 +213,7 @@ def test_type_2_window_rejects_other_queue_pairs(
 # --- the end of a bind -------------------------------------------------------------------------
 
 
-def test_unbound_window_rejects_the_old_key(scene: Scene) -> None:
+def test_window_key_is_invalid_after_unbind(scene: Scene) -> None:
     key = scene.bind(WRITE)
     assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.SUCCESS
     scene.window.unbind(scene.owner.qp, wr_id=5)
@@ -256,7 +258,7 @@ def test_binding_a_bound_type_2_window_fails(scene: Scene) -> None:
 
 
 @TYPE_2
-def test_bind_accepts_rkey_that_differs_in_the_lowest_byte_only(scene: Scene) -> None:
+def test_bind_accepts_an_rkey_differing_only_in_the_lowest_byte(scene: Scene) -> None:
     chosen = scene.window.rkey ^ 0x55
     assert (
         scene.window.bind(scene.owner.qp, scene.region, WRITE, rkey=chosen)
@@ -270,7 +272,9 @@ def test_bind_accepts_rkey_that_differs_in_the_lowest_byte_only(scene: Scene) ->
 
 
 @TYPE_2
-def test_send_with_invalidate_ends_the_window(scene: Scene, deviations: frozenset[str]) -> None:
+def test_send_with_invalidate_revokes_the_window_key(
+    scene: Scene, deviations: frozenset[str]
+) -> None:
     key = scene.bind(WRITE)
     scene.owner.qp.post_recv_one(1, scene.owner.mr.addr, 64, scene.owner.mr.lkey)
     scene.peer.mr.buf[:4] = b"done"
@@ -296,7 +300,7 @@ def test_send_with_invalidate_ends_the_window(scene: Scene, deviations: frozense
 # --- order and batches -------------------------------------------------------------------------
 
 
-def test_bind_raises_queue_full_and_keeps_the_key(
+def test_bind_preserves_the_key_when_the_send_queue_is_full(
     pd: verbs.ProtectionDomain, connected_pair: ConnectedPair, mw_type: MWType
 ) -> None:
     owner, _ = connected_pair(QPCapabilities(max_send_wr=4))

@@ -96,7 +96,7 @@ def test_multicast_message_reaches_every_member(
             assert GRH.parse(member.mr.buf[:GRH_SIZE]).dgid == group
 
 
-def test_closed_membership_receives_no_multicast(
+def test_multicast_is_not_received_after_leaving_the_group(
     members: list[Member], context: verbs.Context, deviations: frozenset[str]
 ) -> None:
     sender, one, two = members
@@ -138,7 +138,7 @@ def test_attach_mcast_rejects_invalid_groups(
         rc.attach_mcast(GROUP)
 
 
-def test_attach_mcast_names_the_limit_of_members(
+def test_attach_mcast_error_reports_the_member_limit(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     most = context.query_device().max_mcast_qp_attach

@@ -37,7 +37,7 @@ with verbs.open_device(device) as context, context.alloc_pd() as pd, context.cre
 """
 
 
-def test_retry_exceeded_error_names_the_open_files_limit(
+def test_retry_exceeded_error_reports_the_open_files_limit(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     device = pd.context.name

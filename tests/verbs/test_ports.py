@@ -47,7 +47,7 @@ def test_gid_table_entries_match_query_gid(context: verbs.Context) -> None:
     assert len({entry.gid_index for entry in table}) == len(table)
 
 
-def test_unknown_gid_raises_error(context: verbs.Context) -> None:
+def test_gid_lookups_reject_unknown_addresses_ports_and_indices(context: verbs.Context) -> None:
     with pytest.raises(ValueError, match=r"192\.0\.2\.77"):
         context.find_gid("192.0.2.77")
     with pytest.raises(ValueError, match="port 7"):
@@ -57,7 +57,7 @@ def test_unknown_gid_raises_error(context: verbs.Context) -> None:
         context.query_gid(beyond)
 
 
-def test_query_port_falls_back_to_the_exported_call(
+def test_query_port_falls_back_to_the_legacy_call(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call in the context is newer than the exported one."""
@@ -124,7 +124,7 @@ def test_choose_gid_prefers_routable_addresses(
         (entry(6, "fe80::1", GIDType.IB), None, ""),
     ],
 )
-def test_explain_gid_describes_the_problem_and_the_better_gid(
+def test_explain_gid_describes_the_problem_and_suggests_another_gid(
     context: verbs.Context,
     monkeypatch: pytest.MonkeyPatch,
     chosen: GIDEntry,
@@ -154,7 +154,7 @@ def test_pkey_table_contains_the_default_pkey(context: verbs.Context) -> None:
         context.query_pkey(1 << 15)
 
 
-def test_find_pkey_returns_the_index_and_lists_pkeys_when_not_found(
+def test_find_pkey_returns_the_index_or_lists_known_pkeys(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {0: 0x7FFF, 3: 0x8001, 5: 0x0001}
@@ -165,7 +165,7 @@ def test_find_pkey_returns_the_index_and_lists_pkeys_when_not_found(
         context.find_pkey(0x0002)
 
 
-def test_gid_entries_are_reused_until_the_table_changes(
+def test_query_gid_table_reuses_unchanged_entries(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = context.query_gid_table()
@@ -186,13 +186,13 @@ def test_gid_entries_are_reused_until_the_table_changes(
     assert context.query_gid_table() == table
 
 
-def test_query_gid_table_allocates_for_the_current_size(
+def test_query_gid_table_grows_its_buffer_with_the_table(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The embedded device's table grows with the addresses of its host."""
     before = context.query_gid_table()
     ask, calls = context.ask_port, context.library.calls
-    query, rooms = calls._ibv_query_gid_table, []
+    query, capacities = calls._ibv_query_gid_table, []
 
     def grown(port_num: int) -> Any:
         port = ask(port_num)
@@ -200,7 +200,7 @@ def test_query_gid_table_allocates_for_the_current_size(
         return port
 
     def noted(*arguments: Any) -> int:
-        rooms.append(arguments[2])
+        capacities.append(arguments[2])
         count: int = query(*arguments)
         return count
 
@@ -209,4 +209,4 @@ def test_query_gid_table_allocates_for_the_current_size(
     monkeypatch.setattr(context, "ask_port", grown)
     assert context.query_gid_table() == before
     ports = context.query_device().phys_port_cnt
-    assert rooms[1] == rooms[0] + 3 * ports
+    assert capacities[1] == capacities[0] + 3 * ports

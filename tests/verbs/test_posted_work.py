@@ -65,7 +65,7 @@ class Meanwhile(int):
     __hash__ = int.__hash__
 
 
-def test_settle_counts_correctly_while_another_thread_posts() -> None:
+def test_settle_counts_slots_correctly_while_another_thread_posts() -> None:
     work = PostedWork(64)
     for wr_id, signaled in enumerate([False, False, True, False]):
         work.send(wr_id, WROpcode.SEND, signaled)
@@ -79,7 +79,7 @@ def test_settle_counts_correctly_while_another_thread_posts() -> None:
     assert work.unsignaled == left
 
 
-def test_send_counts_correctly_while_another_thread_polls() -> None:
+def test_send_counts_slots_correctly_while_another_thread_polls() -> None:
     work = PostedWork(8)
 
     def poll() -> None:
@@ -111,7 +111,7 @@ def test_settle_ignores_unknown_completions() -> None:
         (WROpcode.BIND_MW, "bind window"),
     ],
 )
-def test_settle_names_the_failed_operation(opcode: WROpcode, text: str) -> None:
+def test_settle_error_identifies_the_failed_operation(opcode: WROpcode, text: str) -> None:
     work = PostedWork(4)
     work.receive(7)  # same number, but receives cannot have this status
     work.send(7, opcode, False)
@@ -122,7 +122,7 @@ def test_settle_names_the_failed_operation(opcode: WROpcode, text: str) -> None:
     assert work.first_failure is error
 
 
-def test_settle_forgets_completed_receives() -> None:
+def test_settle_removes_completed_receives() -> None:
     """The work of a send must not be taken for that of a receive with the same number."""
     for status in WCStatus.SUCCESS, WCStatus.LOC_LEN_ERR:
         work = PostedWork(4)
@@ -137,7 +137,7 @@ def test_settle_forgets_completed_receives() -> None:
             assert error.operation == operation
 
 
-def test_failure_leaves_slot_count_and_causes_to_the_device() -> None:
+def test_failure_frees_all_slots_and_does_not_chain_later_errors() -> None:
     """After a failure, only the device knows whether there is room.
 
     A later failure is not caused by the first one.
@@ -156,7 +156,7 @@ def test_failure_leaves_slot_count_and_causes_to_the_device() -> None:
 # --- on the device -----------------------------------------------------------------------------
 
 
-def test_sq_sig_all_leaves_no_unsignaled_tail(connected_pair: ConnectedPair) -> None:
+def test_unsignaled_tail_stays_empty_with_sq_sig_all(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(max_send_wr=2), sq_sig_all=True)
     size = one.qp.capabilities.max_send_wr
     for _ in range(3 * size):
@@ -166,7 +166,7 @@ def test_sq_sig_all_leaves_no_unsignaled_tail(connected_pair: ConnectedPair) -> 
     assert one.qp.free_send_slots == size
 
 
-def test_failed_post_takes_no_slot(pair: Pair) -> None:
+def test_failed_post_does_not_consume_a_send_slot(pair: Pair) -> None:
     one, _ = pair
     size = one.qp.free_send_slots
     with pytest.raises(TypeError):
@@ -182,7 +182,7 @@ def test_failed_post_takes_no_slot(pair: Pair) -> None:
     assert one.qp.free_send_slots == size
 
 
-def test_flushed_completions_have_the_first_failure_as_cause(pair: Pair) -> None:
+def test_flush_errors_have_the_first_failure_as_their_cause(pair: Pair) -> None:
     one, two = pair
     one.post_recv(5, 64)
     with one.qp.batch() as batch:
@@ -237,7 +237,7 @@ def test_last_free_slot_requires_a_signaled_request(
     assert ends[0].completion().ok
 
 
-def test_completions_are_returned_once_when_one_thread_posts_and_another_polls(
+def test_completions_are_returned_once_with_concurrent_post_and_poll(
     connected_pair: ConnectedPair,
 ) -> None:
     ends = connected_pair(QPCapabilities(max_send_wr=64))
@@ -266,7 +266,7 @@ def test_completions_are_returned_once_when_one_thread_posts_and_another_polls(
     assert found == list(range(3, many, 4))
 
 
-def test_datagram_queue_pair_does_not_overrun_after_return_from_sqe(
+def test_datagram_queue_pair_frees_send_slots_after_leaving_sqe(
     context: verbs.Context, pd: verbs.ProtectionDomain, deviations: frozenset[str]
 ) -> None:
     """The return from SQE to RTS must make free entries count again."""

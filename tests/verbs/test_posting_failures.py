@@ -35,7 +35,7 @@ SIGNALED = int(SendFlags.SIGNALED)
         (WROpcode.ATOMIC_FETCH_AND_ADD, AccessFlags.REMOTE_ATOMIC),
     ],
 )
-def test_remote_access_fails_without_the_right_of_the_region(
+def test_remote_access_not_granted_by_the_region_fails(
     pair: Pair, pd: verbs.ProtectionDomain, opcode: WROpcode, right: AccessFlags
 ) -> None:
     one, two = pair
@@ -47,7 +47,7 @@ def test_remote_access_fails_without_the_right_of_the_region(
         assert not any(mr.buf)
 
 
-def test_message_longer_than_the_receive_fails_on_both_sides(
+def test_message_longer_than_receive_buffer_fails_on_both_sides(
     pair: Pair, deviations: frozenset[str]
 ) -> None:
     """IBTA volume 1, clause 9.9.3, table 61: the sender gets an invalid request error, and the
@@ -66,7 +66,7 @@ def test_message_longer_than_the_receive_fails_on_both_sides(
         assert received.status is WCStatus.LOC_LEN_ERR
 
 
-def test_receive_longer_than_its_region_takes_messages_that_fit(
+def test_oversized_receive_accepts_messages_that_fit_its_region(
     pair: Pair, pd: verbs.ProtectionDomain
 ) -> None:
     one, two = pair
@@ -82,9 +82,7 @@ def test_receive_longer_than_its_region_takes_messages_that_fit(
         assert not two.completion().ok
 
 
-def test_post_send_raises_queue_full_before_asking_the_device(
-    connected_pair: ConnectedPair,
-) -> None:
+def test_post_send_raises_queue_full_and_posts_nothing(connected_pair: ConnectedPair) -> None:
     one, _ = connected_pair(rnr_retry=7, min_rnr_timer=0.4)  # no receives: nothing completes
     size = one.qp.capabilities.max_send_wr
     requests = [SendWorkRequest(i, WROpcode.SEND, [one.sge()], SendFlags.NONE) for i in range(size)]
@@ -101,9 +99,7 @@ def test_post_send_raises_queue_full_before_asking_the_device(
         one.post(WROpcode.SEND, flags=0)
 
 
-def test_queue_full_error_has_the_index_of_the_first_unposted_request(
-    connected_pair: ConnectedPair,
-) -> None:
+def test_queue_full_error_contains_the_first_unposted_index(connected_pair: ConnectedPair) -> None:
     one, _ = connected_pair(rnr_retry=7, min_rnr_timer=0.4)  # no receives: nothing completes
     one.qp.untrack()
     granted = one.qp.query().cap.max_send_wr
@@ -165,7 +161,7 @@ def test_post_send_rejects_more_than_max_inline_data(pair: Pair) -> None:
     assert one.qp.free_send_slots == one.qp.capabilities.max_send_wr
 
 
-def test_post_rejects_malformed_elements(pair: Pair) -> None:
+def test_post_rejects_malformed_scatter_gather_elements(pair: Pair) -> None:
     """A tuple of three numbers is a valid element.
 
     Anything else is rejected before anything is posted.
@@ -204,7 +200,7 @@ def test_post_rejects_malformed_elements(pair: Pair) -> None:
         (QPType.RC, WROpcode.TSO),
     ],
 )
-def test_post_send_rejects_operations_the_transport_lacks(
+def test_post_send_rejects_operations_unsupported_by_the_transport(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: QPType, opcode: WROpcode
 ) -> None:
     with pd.create_qp(cq, qp_type=qp_type) as qp:
@@ -226,7 +222,7 @@ def test_post_rejects_numbers_out_of_range(pair: Pair) -> None:
             post()
 
 
-def test_post_raises_post_error_in_the_wrong_state(
+def test_post_raises_post_error_before_the_required_state(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     """According to ibv_post_recv(3), receives can be posted from INIT on, and sends in RTS."""

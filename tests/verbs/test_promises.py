@@ -25,7 +25,7 @@ def test_reg_mr_raises_verbs_error_for_unknown_rights(pd: verbs.ProtectionDomain
         lambda qp: qp.modify_rate_limit(verbs.RateLimit(1)),
     ],
 )
-def test_ece_and_rate_limit_raise_unsupported_error(
+def test_ece_and_rate_limit_calls_raise_unsupported_error(
     qp: verbs.QueuePair, use: Callable[[verbs.QueuePair], object]
 ) -> None:
     with pytest.raises(UnsupportedError, match=qp.context.name):

@@ -37,7 +37,7 @@ DC_KEY = 0xFEDCBA9876543210
         ("libmlx5.so.1", lambda pd, cq, srq: mlx5.create_dc_target(pd, cq, srq, DC_KEY)),
     ],
 )
-def test_provider_queue_pairs_raise_unsupported_error_on_other_devices(
+def test_provider_calls_raise_unsupported_error_on_unsupported_devices(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, library: str, make: Callable[..., object]
 ) -> None:
     """On a kernel device, the vendor's library itself is asked, and refuses."""
@@ -169,7 +169,7 @@ def test_srd_queue_pair_sends_datagrams(here: Here, stand_in: StandIn) -> None:
         assert bytes(mr.buf[40:45]) == b"hello"
 
 
-def test_dc_initiator_and_target_pass_type_and_key_to_the_provider(
+def test_provider_receives_the_type_and_key_of_dc_queue_pairs(
     here: Here, stand_in: StandIn
 ) -> None:
     pd, cq = here

@@ -51,7 +51,7 @@ def test_create_qp_grants_at_least_the_requested_capabilities(
 
 
 @pytest.mark.parametrize("name", ["max_send_sge", "max_recv_sge", "max_send_wr", "max_recv_wr"])
-def test_create_qp_names_the_exceeded_limit(
+def test_create_qp_error_reports_the_exceeded_limit(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, name: str
 ) -> None:
     attributes = pd.context.query_device()
@@ -72,7 +72,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids="".join)
-def test_create_qp_names_the_unsupported_option(
+def test_create_qp_error_reports_the_unsupported_option(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, options: dict[str, Any]
 ) -> None:
     (name,) = options
@@ -82,7 +82,7 @@ def test_create_qp_names_the_unsupported_option(
     assert caught.value.verb == "ibv_create_qp_ex"
 
 
-def test_qp_options_fill_the_init_attributes() -> None:
+def test_qp_options_are_written_to_the_init_attributes() -> None:
     attr = ffi.new("struct ibv_qp_init_attr_ex *")
     QPOptions(
         send_ops=SendOps.SEND,

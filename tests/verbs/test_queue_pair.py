@@ -61,7 +61,7 @@ def test_connect_applies_every_option(connected_pair: ConnectedPair) -> None:
     assert not there.qp_access_flags & AccessFlags.REMOTE_READ
 
 
-def test_endpoint_describes_the_queue_pair(qp: verbs.QueuePair) -> None:
+def test_endpoint_matches_the_queue_pair_and_port(qp: verbs.QueuePair) -> None:
     first, second = qp.endpoint(), qp.endpoint()
     assert first.qp_num == qp.qp_num
     assert first.gid == qp.context.choose_gid().gid.raw
@@ -76,7 +76,7 @@ def test_endpoint_describes_the_queue_pair(qp: verbs.QueuePair) -> None:
     assert verbs.Endpoint.unpack(first.pack()) == first
 
 
-def test_connect_rejects_endpoints_of_others(
+def test_connect_rejects_a_foreign_local_endpoint(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     with pd.create_qp(cq) as qp, pd.create_qp(cq) as other:
@@ -100,7 +100,7 @@ def test_illegal_transition_raises_transition_error(qp: verbs.QueuePair) -> None
 
 
 @pytest.mark.parametrize("qp_type", ["AH", "RC", "UC"])
-def test_lid_without_grh_is_rejected(
+def test_address_vector_with_lid_but_no_grh_is_rejected(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: str
 ) -> None:
     """RoCE sends nothing without a GRH. The embedded device accepts only its own LID."""
@@ -116,7 +116,7 @@ def test_lid_without_grh_is_rejected(
             qp.to_rtr(vector, dest_qp_num=5, rq_psn=7, path_mtu=MTU.MTU_512)
 
 
-def test_state_and_attributes_follow_each_transition(
+def test_state_and_attributes_are_updated_after_each_transition(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     gid = pd.context.choose_gid()
@@ -140,7 +140,7 @@ def test_state_and_attributes_follow_each_transition(
         qp.to_init()
 
 
-def test_refused_modify_names_the_transition(qp: verbs.QueuePair) -> None:
+def test_failed_modify_error_includes_the_transition(qp: verbs.QueuePair) -> None:
     with pytest.raises(VerbsError, match=r"\(RC\) from RESET to INIT") as caught:
         qp.to_init(port_num=77)
     assert caught.value.verb == "ibv_modify_qp"
@@ -162,7 +162,7 @@ def test_modify_rejects_values_out_of_range(
         qp.modify(**changes)
 
 
-def test_modify_rejects_unknown_attribute(
+def test_modify_rejects_unknown_attributes(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     changes: Any = {"speed": 1}
@@ -193,7 +193,7 @@ def test_closed_queue_pair_raises_buffer_state_error(
             use()
 
 
-def test_queue_pairs_are_created_in_several_threads(
+def test_queue_pairs_can_be_created_concurrently_in_threads(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     """The threads share one context and one protection domain."""

@@ -45,7 +45,7 @@ def test_raw_calls_transfer_a_message(pair: tuple[End, End]) -> None:
     assert bytes(b.mr.buf[:5]) == b"hello"
 
 
-def test_raw_queue_pair_members_post_a_send(connected_pair: ConnectedPair) -> None:
+def test_raw_queue_pair_methods_post_a_send(connected_pair: ConnectedPair) -> None:
     a, b = connected_pair(send_ops=verbs.SendOps.SEND)
     a.qp.untrack()
     b.post_recv()
@@ -96,7 +96,7 @@ def test_library_calls_accept_raw_structures(qp: verbs.QueuePair) -> None:
     assert caught.value.errno == errno.EINVAL
 
 
-def test_raw_constants_match_and_unknown_names_raise() -> None:
+def test_raw_module_has_constants_and_rejects_unknown_names() -> None:
     assert raw.IBV_WR_RDMA_READ == WROpcode.RDMA_READ
     assert raw.IBV_SEND_FENCE == SendFlags.FENCE
     assert raw.IBV_EVENT_SRQ_LIMIT_REACHED == EventType.SRQ_LIMIT_REACHED

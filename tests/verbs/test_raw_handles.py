@@ -33,7 +33,7 @@ class CMId(ctypes.Structure):
     )  # fmt: skip
 
 
-def test_raw_handles_point_to_the_c_structures(pair: tuple[End, End]) -> None:
+def test_raw_handles_point_to_the_libibverbs_structures(pair: tuple[End, End]) -> None:
     qp, mr = pair[0].qp, pair[0].mr
     there = QP.from_address(qp.raw_handle)
     assert there.context == qp.context.raw_handle

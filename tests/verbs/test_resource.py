@@ -23,7 +23,7 @@ from aiordma.verbs._device.resource import Node, Resource
 from tests.processes import run_python
 
 
-def test_closing_the_context_closes_everything(device: verbs.Device) -> None:
+def test_closing_a_context_closes_all_its_resources(device: verbs.Device) -> None:
     before = verbs.live()
     context = device.open()
     pd = context.alloc_pd()
@@ -40,7 +40,7 @@ def test_closing_the_context_closes_everything(device: verbs.Device) -> None:
         thing.close()
 
 
-def test_closed_child_is_forgotten_by_all_parents(
+def test_closed_child_is_removed_from_all_parents(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     """Here closing the channel of one completion queue also closes the queue pair."""
@@ -91,7 +91,7 @@ def test_dropped_child_warns_and_is_closed_with_its_parent(context: verbs.Contex
     assert verbs.live() == before
 
 
-def test_resource_warning_names_the_place_of_creation(context: verbs.Context) -> None:
+def test_resource_warning_includes_the_creation_traceback(context: verbs.Context) -> None:
     pd = context.alloc_pd()
     verbs.remember_places(True)
     try:
@@ -181,7 +181,7 @@ def test_forked_child_cannot_use_resources_of_the_parent(
     mr.close()
 
 
-def test_borrow_returns_one_context_when_called_reentrantly(
+def test_reentrant_borrow_returns_the_same_context(
     context: verbs.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A destructor may borrow the same context in the middle of the call."""
@@ -215,7 +215,7 @@ mr = pd.reg_mr(bytearray(64))
 
 
 @pytest.mark.parametrize("flags", [["-W", "ignore"], ["-X", "dev"]])
-def test_interpreter_exits_cleanly_with_everything_open(
+def test_interpreter_exits_cleanly_with_open_resources(
     device: verbs.Device, flags: list[str]
 ) -> None:
     done = run_python(*flags, "-c", _EXIT, device.name, check=True)
@@ -224,7 +224,7 @@ def test_interpreter_exits_cleanly_with_everything_open(
 
 
 @pytest.mark.any_device
-def test_live_counts_correctly_when_a_finalizer_closes_objects(pd: verbs.ProtectionDomain) -> None:
+def test_live_count_is_correct_when_a_finalizer_closes_objects(pd: verbs.ProtectionDomain) -> None:
     """A finalizer of the application may close an object at any point of `live`."""
 
     class Owner:

@@ -128,7 +128,7 @@ def test_srq_numbers_are_distinct(pd: ProtectionDomain) -> None:
         assert one.srq_num != two.srq_num
 
 
-def test_srq_resize_grants_the_size_and_rejects_too_small(pd: ProtectionDomain) -> None:
+def test_srq_resize_grows_the_queue_and_rejects_invalid_sizes(pd: ProtectionDomain) -> None:
     with pd.create_srq(4) as srq:
         srq.modify(max_wr=1000)
         assert srq.max_wr == srq.query().max_wr >= 1000
@@ -177,7 +177,7 @@ def test_post_recv_is_rejected_for_queue_pair_with_srq(star: Star) -> None:
         hub.qps[0].post_recv([ReceiveWorkRequest(1)])
 
 
-def test_srq_receives_are_posted_as_list_and_batch(star: Star) -> None:
+def test_srq_receives_can_be_posted_as_a_list_or_batch(star: Star) -> None:
     hub, (end,) = star(1)
     half = [ScatterGatherElement(hub.mr.addr + offset, 8, hub.mr.lkey) for offset in (0, SLOT)]
     hub.srq.post_recv([ReceiveWorkRequest(1, half)])
@@ -198,7 +198,7 @@ def test_srq_receives_are_posted_as_list_and_batch(star: Star) -> None:
 # --- receiving ---------------------------------------------------------------------------------
 
 
-def test_srq_receives_are_taken_in_order_by_all_queue_pairs(star: Star) -> None:
+def test_queue_pairs_consume_srq_receives_in_order(star: Star) -> None:
     hub, ends = star(3)
     hub.fill(*range(8))
     for turn in range(40):
@@ -302,7 +302,9 @@ def test_srq_receives_survive_a_failed_queue_pair(
 # --- room for completions ----------------------------------------------------------------------
 
 
-def test_cq_reserves_entries_for_the_srq_once(context: Context, pd: ProtectionDomain) -> None:
+def test_shared_receives_are_reserved_only_once_in_the_cq(
+    context: Context, pd: ProtectionDomain
+) -> None:
     """Queue pairs that share the receives must not reserve entries for them again."""
     sends = verbs.QPCapabilities(max_send_wr=4, max_recv_wr=0, max_recv_sge=0)
     with context.create_cq(8) as cq:

@@ -38,7 +38,7 @@ def transfer(one: End, opcode: WROpcode, local: tuple[int, int], remote: tuple[i
     one.completion().raise_for_status()
 
 
-def reaches(one: End, mr: verbs.MemoryRegion, *, at: int = 0) -> None:
+def check_transfers(one: End, mr: verbs.MemoryRegion, *, at: int = 0) -> None:
     """Check that operations can use the region as remote memory and as local memory."""
     one.mr.buf[:8] = b"12345678"
     transfer(one, WROpcode.RDMA_WRITE, (one.mr.addr, one.mr.lkey), (mr.addr + at, mr.rkey))
@@ -58,7 +58,7 @@ def test_region_is_addressed_by_iova(
 ) -> None:
     with pd.reg_mr(2 * PAGE, access, iova=iova) as mr:
         assert mr.addr == (iova or 0)
-        reaches(pair[0], mr, at=24)
+        check_transfers(pair[0], mr, at=24)
         assert bytes(mr.buf[24:40]) == b"12345678" * 2
     with pytest.raises(ValueError, match="iova must be 0"):
         pd.reg_mr(64, AccessFlags.ZERO_BASED, iova=64)
@@ -70,14 +70,14 @@ def test_reg_pointer_registers_raw_memory(
     memory = (ctypes.c_char * 256)()
     with pd.reg_pointer(ctypes.addressof(memory), 256, RIGHTS) as mr:
         assert (mr.addr, mr.length) == (ctypes.addressof(memory), 256)
-        reaches(pair[0], mr)
+        check_transfers(pair[0], mr)
         assert memory.raw[:16] == b"12345678" * 2
         with pytest.raises(BufferStateError, match="memory does not belong to a Python object"):
             mr.buf  # noqa: B018
     place = ctypes.addressof(memory) % PAGE  # the offset within the page must match
     with pd.reg_pointer(ctypes.addressof(memory), 256, RIGHTS, iova=place) as mr:
         assert mr.addr == place
-        reaches(pair[0], mr, at=16)
+        check_transfers(pair[0], mr, at=16)
         assert memory.raw[16:32] == b"12345678" * 2
 
 
@@ -104,22 +104,22 @@ def test_on_demand_region_is_accessible_and_prefetched(
     with pd.reg_mr(64 * PAGE, RIGHTS | AccessFlags.ON_DEMAND) as mr:
         mr.prefetch(0, PAGE, write=True)
         mr.prefetch(wait=False)
-        reaches(pair[0], mr, at=32 * PAGE)
+        check_transfers(pair[0], mr, at=32 * PAGE)
         assert bytes(mr.buf[32 * PAGE : 32 * PAGE + 8]) == b"12345678"
 
 
 @pytest.mark.needs("on-demand paging")
-def test_reg_implicit_covers_the_whole_address_space(
+def test_implicit_region_covers_the_whole_address_space(
     pd: verbs.ProtectionDomain, pair: tuple[End, End]
 ) -> None:
     memory = (ctypes.c_char * 64)()
     with pd.reg_implicit(RIGHTS) as mr:
         assert mr.access & AccessFlags.ON_DEMAND
-        reaches(pair[0], mr, at=ctypes.addressof(memory))
+        check_transfers(pair[0], mr, at=ctypes.addressof(memory))
     assert memory.raw[:16] == b"12345678" * 2
 
 
-def test_reg_local_dma_sends_from_any_memory(
+def test_local_dma_region_covers_all_process_memory(
     pd: verbs.ProtectionDomain, pair: tuple[End, End]
 ) -> None:
     """This includes memory that is mapped later. Devices that pin pages do not support it."""
@@ -142,7 +142,7 @@ def test_prefetch_rejects_ranges_outside_the_region(pd: verbs.ProtectionDomain) 
                 mr.prefetch(offset, length)
 
 
-def test_prefetch_of_a_pinned_region_checks_rights_only(pd: verbs.ProtectionDomain) -> None:
+def test_prefetch_of_a_pinned_region_only_checks_rights(pd: verbs.ProtectionDomain) -> None:
     """The pages are already present. Only a device that takes no advice at all refuses the call."""
     with pd.reg_mr(PAGE, AccessFlags.REMOTE_READ) as mr, suppress(UnsupportedError):
         sge = ScatterGatherElement(mr.addr, 64, mr.lkey)
@@ -154,7 +154,7 @@ def test_prefetch_of_a_pinned_region_checks_rights_only(pd: verbs.ProtectionDoma
             mr.prefetch(write=True)
 
 
-def test_reg_mr_names_missing_on_demand_paging(
+def test_reg_mr_reports_missing_on_demand_paging_support(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     if context.query_device_ex().odp_caps.general:
@@ -171,7 +171,7 @@ def test_reg_mr_names_missing_on_demand_paging(
 
 
 @pytest.mark.needs("rereg")
-def test_rereg_changes_memory_rights_and_domain(
+def test_rereg_replaces_memory_rights_and_protection_domain(
     context: verbs.Context, pd: verbs.ProtectionDomain, pair: tuple[End, End]
 ) -> None:
     old, new = bytearray(256), bytearray(512)
@@ -183,17 +183,17 @@ def test_rereg_changes_memory_rights_and_domain(
             new.extend(b"x")
         assert (mr.length, mr.access, mr.pd) == (512, RIGHTS, pd)
         assert mr.addr == ctypes.addressof(ctypes.c_char.from_buffer(new))
-        reaches(pair[0], mr)
+        check_transfers(pair[0], mr)
         assert new[:8] == b"12345678"
     assert not mr.closed  # the region has moved
     mr.rereg(access=AccessFlags.LOCAL_WRITE)
     with pytest.raises(RDMAError):
-        reaches(pair[0], mr)
+        check_transfers(pair[0], mr)
     mr.close()
     new.extend(b"x")
 
 
-def test_rereg_leaves_the_region_unchanged_when_refused(
+def test_failed_rereg_leaves_the_region_unchanged(
     pd: verbs.ProtectionDomain, pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mr = pd.reg_mr(256, RIGHTS)
@@ -215,14 +215,14 @@ def test_rereg_leaves_the_region_unchanged_when_refused(
         mr.rereg(data)
     data.extend(b"x")
     assert (mr.addr, mr.length, mr.lkey, mr.rkey, mr.access) == before
-    reaches(pair[0], mr)
+    check_transfers(pair[0], mr)
     monkeypatch.setattr(calls, "ibv_rereg_mr", lambda *arguments: -4)
     with pytest.raises(VerbsError, match="has been closed"):
         mr.rereg(bytearray(64))
     assert mr.closed
 
 
-def test_rereg_raises_unsupported_error_when_device_lacks_it(
+def test_rereg_raises_unsupported_error_without_device_support(
     pd: verbs.ProtectionDomain, pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An example is rdma_rxe 6.1, whose library does not even ask the kernel."""
@@ -239,7 +239,7 @@ def test_rereg_raises_unsupported_error_when_device_lacks_it(
         mr.rereg(data)
     assert caught.value.device == pd.context.name
     data.extend(b"x")
-    reaches(pair[0], mr)
+    check_transfers(pair[0], mr)
     mr.close()
 
 
@@ -261,13 +261,13 @@ def test_reg_dmabuf_mr_registers_a_file_range(
     """A memfd replaces the dma-buf, which would need another device in the machine."""
     with pd.reg_dmabuf_mr(file, 2 * PAGE, RIGHTS, offset=PAGE) as mr:
         assert (mr.addr, mr.length) == (PAGE, 2 * PAGE)
-        reaches(pair[0], mr, at=24)
+        check_transfers(pair[0], mr, at=24)
         assert os.pread(file, 16, PAGE + 24) == b"12345678" * 2
         with pytest.raises(BufferStateError):
             mr.buf  # noqa: B018
     with pd.reg_dmabuf_mr(file, PAGE, RIGHTS, offset=PAGE, iova=1 << 30) as mr:
         assert mr.addr == 1 << 30
-        reaches(pair[0], mr)
+        check_transfers(pair[0], mr)
 
 
 @pytest.mark.needs("dma-buf")
@@ -286,7 +286,7 @@ def test_reg_dmabuf_mr_rejects_ranges_outside_the_file(
 
 
 @pytest.mark.needs("device memory")
-def test_device_memory_is_read_written_and_registered(
+def test_device_memory_can_be_read_written_and_registered(
     context: verbs.Context, pd: verbs.ProtectionDomain, pair: tuple[End, End]
 ) -> None:
     with context.alloc_dm(256, log_align_req=6) as dm:
@@ -296,11 +296,11 @@ def test_device_memory_is_read_written_and_registered(
         assert dm.read() == bytes(8) + b"abcdefgh" + bytes(240)
         with pd.reg_dm_mr(dm, RIGHTS) as mr:
             assert (mr.addr, mr.length) == (0, 256)
-            reaches(pair[0], mr, at=64)
+            check_transfers(pair[0], mr, at=64)
             assert dm.read(16, 64) == b"12345678" * 2
         part = pd.reg_dm_mr(dm, RIGHTS, offset=128, length=64)
         assert part.length == 64
-        reaches(pair[0], part)
+        check_transfers(pair[0], part)
         assert dm.read(8, 128) == b"12345678"
         for use in (
             lambda: dm.write(b"12345678", 252),
@@ -350,7 +350,7 @@ def test_null_region_discards_part_of_a_read(
 
 
 @pytest.mark.needs("parent domains")
-def test_parent_domain_queue_pair_works_and_closes_with_its_thread_domain(
+def test_parent_domain_transfers_data_and_closes_with_its_thread_domain(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     td = context.alloc_td()

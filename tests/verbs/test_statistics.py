@@ -46,9 +46,7 @@ def test_cq_statistics_count_completions_polls_and_arms(pair: tuple[End, End]) -
     assert after.arms == before.arms + 1
 
 
-async def test_channel_and_device_statistics_count_traffic_of_a_connection(
-    device_name: str,
-) -> None:
+async def test_channel_and_device_statistics_count_connection_traffic(device_name: str) -> None:
     """The connection's queue pair leads to the device, and to the channel that the event loop
     drains.
     """

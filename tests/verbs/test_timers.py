@@ -62,7 +62,7 @@ def test_timer_encoding_rejects_already_encoded_integers(given: int) -> None:
 
 
 @given(st.floats(min_value=1e-6, max_value=8000))
-def test_ack_timeout_is_never_shorter_and_less_than_twice_as_long(seconds: float) -> None:
+def test_ack_timeout_rounds_up_to_less_than_twice_the_request(seconds: float) -> None:
     granted = decode_ack_timeout(encode_ack_timeout(seconds))
     assert granted >= seconds * (1 - 1e-8)
     assert granted < max(2 * seconds, 9e-6) * (1 + 1e-8)

@@ -326,7 +326,7 @@ class Claimed(Tried):
     "current", [pytest.param(state, id=state.name) for state in QPState if state is not QPState.SQE]
 )
 @pytest.mark.parametrize("qp_type", TYPES)
-def test_device_accepts_exactly_the_legal_transitions(
+def test_device_accepts_all_and_only_legal_transitions(
     pd: verbs.ProtectionDomain,
     cq: verbs.CompletionQueue,
     device_name: str,
@@ -354,7 +354,7 @@ def test_device_accepts_exactly_the_legal_transitions(
         for kind in (QPType.UC, QPType.UD)
     ],
 )
-def test_device_accepts_exactly_the_legal_transitions_out_of_sqe(
+def test_device_accepts_all_and_only_legal_transitions_from_sqe(
     pd: verbs.ProtectionDomain,
     cq: verbs.CompletionQueue,
     deviations: frozenset[str],

@@ -42,7 +42,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("opcode", TABLE, ids=lambda opcode: opcode.name)
-def test_operations_match_the_manual_page(opcode: WROpcode) -> None:
+def test_operation_support_matches_the_manual_page(opcode: WROpcode) -> None:
     row = "".join("X" if has(qp_type, opcode) else " " for qp_type in COLUMNS)
     assert row == TABLE[opcode]
     assert not has(QPType.XRC_RECV, opcode)
@@ -53,7 +53,7 @@ def test_operation_tables_cover_every_opcode() -> None:
     assert set(TABLE) == set(OPERATIONS) - {WROpcode.FLUSH, WROpcode.ATOMIC_WRITE}
 
 
-def test_send_flags_match_the_manual_page() -> None:
+def test_allowed_send_flags_match_the_manual_page() -> None:
     for opcode in OPERATIONS:
         for qp_type in COLUMNS:
             flags = flags_of(qp_type, opcode)
@@ -81,7 +81,7 @@ def test_simple_opcodes_skip_the_slow_check() -> None:
     }
 
 
-def test_send_ops_of_returns_operations_of_each_transport() -> None:
+def test_send_ops_of_lists_operations_per_transport() -> None:
     assert send_ops_of(QPType.UD) == SendOps.SEND | SendOps.SEND_WITH_IMM
     assert send_ops_of(QPType.UC) == (
         SendOps.SEND | SendOps.SEND_WITH_IMM | SendOps.RDMA_WRITE | SendOps.RDMA_WRITE_WITH_IMM
@@ -104,7 +104,7 @@ def test_send_ops_of_returns_operations_of_each_transport() -> None:
         (WROpcode.RDMA_WRITE, SendFlags.IP_CSUM),
     ],
 )
-def test_post_send_rejects_flags_the_operation_lacks(
+def test_post_send_rejects_flags_invalid_for_the_operation(
     pair: Pair, opcode: WROpcode, flags: SendFlags
 ) -> None:
     one, two = pair
@@ -112,7 +112,7 @@ def test_post_send_rejects_flags_the_operation_lacks(
         one.post(opcode, two, flags=flags)
 
 
-def test_ip_checksums_raise_unsupported_error(pair: Pair) -> None:
+def test_ip_checksum_flag_raises_unsupported_error(pair: Pair) -> None:
     with pytest.raises(UnsupportedError, match="IP checksums on a RC queue pair"):
         pair[0].qp.post_send_one(1, WROpcode.SEND, SendFlags.IP_CSUM, 0, 0, 0)
 
@@ -127,7 +127,7 @@ def test_ip_checksums_raise_unsupported_error(pair: Pair) -> None:
         (0, 0, "requires exactly 8 bytes"),
     ],
 )
-def test_atomics_require_eight_aligned_bytes(
+def test_atomics_require_eight_bytes_at_an_aligned_address(
     pair: Pair, opcode: WROpcode, offset: int, length: int, message: str
 ) -> None:
     one, two = pair
@@ -146,7 +146,7 @@ def test_post_send_rejects_unknown_opcode(pair: Pair, opcode: int) -> None:
         one.qp.post_send_one(1, opcode, 0, 0, 0, 0)
 
 
-def test_atomic_write_requires_send_ops(pair: Pair) -> None:
+def test_atomic_write_is_rejected_without_the_send_ops_flag(pair: Pair) -> None:
     one, two = pair
     with pytest.raises(UnsupportedError, match="ATOMIC_WRITE on a queue pair created without"):
         one.qp.post_send_one(1, WROpcode.ATOMIC_WRITE, 0, one.mr.addr, 8, 0, two.mr.addr)
@@ -161,7 +161,7 @@ def test_atomic_write_changes_the_remote_memory(connected_pair: ConnectedPair) -
     assert bytes(two.mr.buf[:8]) == b"at once!"
 
 
-def test_post_send_rejects_operations_missing_in_send_ops(connected_pair: ConnectedPair) -> None:
+def test_post_send_rejects_operations_not_in_send_ops(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(), send_ops=SendOps.RDMA_WRITE)
     with pytest.raises(ValueError, match=r"cannot post SEND to .* created without SendOps\.SEND"):
         one.qp.post_send_one(1, WROpcode.SEND, SIGNALED, 0, 0, 0)

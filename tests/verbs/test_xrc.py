@@ -55,7 +55,7 @@ def connect(
         yield make
 
 
-def test_xrc_message_arrives_at_the_named_srq(connect: Connect) -> None:
+def test_xrc_message_arrives_at_the_addressed_srq(connect: Connect) -> None:
     ends = connect()
     source, target = ends.source, ends.target
     source.mr.buf[:5] = b"hello"
@@ -74,7 +74,7 @@ def test_xrc_message_arrives_at_the_named_srq(connect: Connect) -> None:
     assert bytes(target.mr.buf[:5]) == b"hello"
 
 
-def test_xrc_sides_reject_calls_of_the_other_side(connect: Connect) -> None:
+def test_xrc_queue_pairs_reject_operations_of_the_opposite_side(connect: Connect) -> None:
     ends = connect()
     target = ends.target.qp
     assert (target.capabilities.max_send_wr, target.capabilities.max_recv_wr) == (0, 0)
@@ -96,7 +96,9 @@ def test_xrc_srq_reserves_completion_entries(
         assert cq.cqe >= 100
 
 
-def test_xrc_domain_is_shared_by_file(context: verbs.Context, device: verbs.Device) -> None:
+def test_exclusive_open_xrcd_fails_while_the_domain_is_open(
+    context: verbs.Context, device: verbs.Device
+) -> None:
     with TemporaryFile() as file, device.open() as other:
         with context.open_xrcd(file.fileno(), exclusive=True), other.open_xrcd(file.fileno()):
             with pytest.raises(VerbsError) as caught:
@@ -105,7 +107,7 @@ def test_xrc_domain_is_shared_by_file(context: verbs.Context, device: verbs.Devi
         context.open_xrcd(file.fileno(), exclusive=True).close()
 
 
-def test_closing_xrc_domain_closes_its_objects(
+def test_closing_an_xrc_domain_closes_its_queue_pairs_and_srqs(
     context: verbs.Context, pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     xrcd = context.open_xrcd()
@@ -124,7 +126,7 @@ def test_pd_create_qp_rejects_xrc_recv(
         pass
 
 
-def test_xrc_raises_unsupported_error_when_device_lacks_it(
+def test_xrc_calls_raise_unsupported_error_without_device_support(
     context: verbs.Context,
     pd: verbs.ProtectionDomain,
     cq: verbs.CompletionQueue,

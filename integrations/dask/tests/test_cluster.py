@@ -85,7 +85,7 @@ def peak() -> int:
 
 
 @pytest.mark.timeout(600)  # touching this much memory can take minutes on a busy machine
-def test_scattered_and_gathered_gibibyte_exists_once_per_process(client: Client) -> None:
+def test_scatter_and_gather_never_store_an_array_twice(client: Client) -> None:
     """A process that receives the array never holds two copies of it."""
     size, most = 1024 * MIB, 1024 * MIB + 128 * MIB
     first, second = workers(client)

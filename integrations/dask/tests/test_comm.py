@@ -26,7 +26,7 @@ from conftest import Pair, connected, echo
 Serve = Callable[..., Awaitable[RDMAListener]]
 
 
-async def through(pair: Pair, message: Any) -> Any:
+async def transfer(pair: Pair, message: Any) -> Any:
     sender, receiver = pair
     _, received = await asyncio.gather(sender.write(message), receiver.read())
     return received
@@ -56,62 +56,62 @@ async def test_comm_reports_addresses(pair: Pair) -> None:
         (64 << 20) + 1,
     ],
 )
-async def test_arrays_of_every_size_arrive_writable(pair: Pair, size: int) -> None:
+async def test_received_array_is_equal_and_writable(pair: Pair, size: int) -> None:
     source = np.arange(size, dtype="u1")
-    received = (await through(pair, {"x": to_serialize(source)}))["x"]
+    received = (await transfer(pair, {"x": to_serialize(source)}))["x"]
     assert np.array_equal(received, source)
     received += 1  # the receiver owns the array and can modify it
 
 
 async def test_each_array_has_its_own_memory(pair: Pair) -> None:
     source = [np.ones(MIN_LONG_FRAME), np.ones((300, 300)).T, np.arange(5)]
-    received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
+    received = (await transfer(pair, {"x": [to_serialize(x) for x in source]}))["x"]
     memories = [get_host_array(x) for x in received]
     assert len({id(memory) for memory in memories}) == 3
     for memory, array in zip(memories, received, strict=True):
         assert np.asarray(memory).nbytes <= 1.05 * array.nbytes + 2048
 
 
-async def test_very_many_frames_arrive(pair: Pair) -> None:
+async def test_message_with_3000_frames_is_received_intact(pair: Pair) -> None:
     source = [np.full(i % 50, i) for i in range(3000)]
-    received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
+    received = (await transfer(pair, {"x": [to_serialize(x) for x in source]}))["x"]
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(source, received, strict=True))
 
 
-async def test_many_long_frames_arrive(pair: Pair) -> None:
+async def test_message_with_200_long_frames_is_received_intact(pair: Pair) -> None:
     source = [
         np.full(MIN_LONG_FRAME // 8 + i, i) for i in range(200)
     ]  # more than the pieces per rendezvous
-    received = (await through(pair, {"x": [to_serialize(x) for x in source]}))["x"]
+    received = (await transfer(pair, {"x": [to_serialize(x) for x in source]}))["x"]
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(source, received, strict=True))
 
 
 async def test_read_only_memory_is_sent(pair: Pair) -> None:
     source = np.frombuffer(bytes(range(256)) * 4096, dtype="u1")
-    received = (await through(pair, {"x": to_serialize(source)}))["x"]
+    received = (await transfer(pair, {"x": to_serialize(source)}))["x"]
     assert np.array_equal(received, source)
 
 
-async def test_array_of_a_gibibyte_arrives(pair: Pair) -> None:
+async def test_one_gibibyte_array_is_received_intact(pair: Pair) -> None:
     source = np.ones(1 << 27)
-    received = (await through(pair, {"x": to_serialize(source)}))["x"]
+    received = (await transfer(pair, {"x": to_serialize(source)}))["x"]
     assert received.nbytes == 1 << 30
     assert (received == 1).all()
 
 
-async def test_serialized_frames_are_passed_on() -> None:
+async def test_comm_forwards_serialized_objects_without_deserializing() -> None:
     ours, theirs = await connected({}, {}, deserialize=False)
     source = np.arange(MIN_LONG_FRAME)
-    first = await through((ours, theirs), {"x": to_serialize(source)})
+    first = await transfer((ours, theirs), {"x": to_serialize(source)})
     assert isinstance(first["x"], Serialized)
-    again = await through((theirs, ours), first)
+    again = await transfer((theirs, ours), first)
     assert isinstance(again["x"], Serialized)
     assert sum(memoryview(frame).nbytes for frame in again["x"].frames) == source.nbytes
     ours.abort()
     theirs.abort()
 
 
-async def test_messages_keep_their_order(pair: Pair) -> None:
+async def test_messages_are_received_in_order(pair: Pair) -> None:
     ours, theirs = pair
     sizes = [MIN_LONG_FRAME * (i % 3) + i for i in range(60)]
 
@@ -167,7 +167,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_close_waits_for_a_long_frame(pair: Pair) -> None:
+async def test_close_waits_while_the_peer_reads_a_long_frame(pair: Pair) -> None:
     """The timeout for a silent peer does not apply while the peer is reading a long frame."""
     ours, theirs = pair
     source = np.ones(16 << 20)  # two minutes at the rate MIN_BYTES_PER_SECOND
@@ -179,7 +179,7 @@ async def test_close_waits_for_a_long_frame(pair: Pair) -> None:
         await closing
 
 
-async def test_close_gives_up_a_peer_that_reads_nothing(
+async def test_close_times_out_when_the_peer_does_not_read(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(backend, "MIN_BYTES_PER_SECOND", 1 << 62)
@@ -192,7 +192,7 @@ async def test_close_gives_up_a_peer_that_reads_nothing(
         await theirs.read()
 
 
-async def test_cancelled_close_aborts(pair: Pair) -> None:
+async def test_cancelling_close_aborts_the_connection(pair: Pair) -> None:
     ours, theirs = pair
     await ours.write({"x": to_serialize(np.ones(MIN_LONG_FRAME))})  # in flight until the peer reads
     closing = asyncio.create_task(ours.close())
@@ -204,7 +204,7 @@ async def test_cancelled_close_aborts(pair: Pair) -> None:
         await theirs.read()
 
 
-async def test_abort_of_the_peer_ends_a_read(pair: Pair) -> None:
+async def test_pending_read_fails_when_the_peer_aborts(pair: Pair) -> None:
     ours, theirs = pair
     reading = asyncio.create_task(ours.read())
     await asyncio.sleep(0)
@@ -242,14 +242,14 @@ async def test_cancelled_read_closes_the_comm(pair: Pair) -> None:
         await theirs.read()
 
 
-async def test_unserializable_message_keeps_the_comm_open(pair: Pair) -> None:
+async def test_comm_stays_open_when_a_message_cannot_be_serialized(pair: Pair) -> None:
     ours, _ = pair
     with pytest.raises(TypeError):
         await ours.write({"x": to_serialize(threading.Lock())}, on_error="raise")
-    assert await through(pair, "still here") == "still here"
+    assert await transfer(pair, "still here") == "still here"
 
 
-async def test_comm_can_be_aborted_in_another_thread(pair: Pair) -> None:
+async def test_comm_can_be_aborted_from_another_thread(pair: Pair) -> None:
     ours, theirs = pair
     thread = threading.Thread(target=ours.abort)
     thread.start()
@@ -259,9 +259,9 @@ async def test_comm_can_be_aborted_in_another_thread(pair: Pair) -> None:
         await theirs.read()
 
 
-async def test_comm_does_not_keep_memory_of_a_message(pair: Pair) -> None:
-    received = (await through(pair, {"x": to_serialize(np.ones(MIN_LONG_FRAME))}))["x"]
-    await through(pair[::-1], "something else")
+async def test_comm_keeps_no_reference_to_a_received_array(pair: Pair) -> None:
+    received = (await transfer(pair, {"x": to_serialize(np.ones(MIN_LONG_FRAME))}))["x"]
+    await transfer(pair[::-1], "something else")
     memory = get_host_array(received)
     del received
     gc.collect()
@@ -280,7 +280,7 @@ async def test_connect_without_a_listener_times_out() -> None:
         await connect(f"rdma://127.0.0.1:{port}", timeout=0.2)
 
 
-async def test_listener_raises_eaddrinuse(serve: Serve) -> None:
+async def test_listener_raises_eaddrinuse_when_the_address_is_in_use(serve: Serve) -> None:
     listener = await serve(echo)
     with pytest.raises(OSError, match="in use") as caught:
         await serve(echo, address=listener.contact_address)
@@ -323,7 +323,7 @@ async def test_peer_that_does_not_speak_dask_is_disconnected(serve: Serve) -> No
     await comm.close()
 
 
-async def test_frame_of_another_length_ends_the_comm(serve: Serve) -> None:
+async def test_read_fails_when_a_long_frame_has_the_wrong_length(serve: Serve) -> None:
     """A long frame of the wrong length ends only its own connection."""
     seen: asyncio.Queue[BaseException] = asyncio.Queue()
 

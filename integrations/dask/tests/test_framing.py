@@ -21,7 +21,7 @@ from dask_aiordma.framing import (
 LIMIT = 1 << 40
 
 
-def through(frames: list[bytes]) -> tuple[list[bytes], int]:
+def round_trip(frames: list[bytes]) -> tuple[list[bytes], int]:
     """Pack and unpack frames. Returns the unpacked frames and the number of messages."""
     messages, total = pack(frames)
     assert total == sum(map(len, frames))
@@ -58,7 +58,7 @@ def through(frames: list[bytes]) -> tuple[list[bytes], int]:
 def test_frames_round_trip(lengths: list[int], messages: int) -> None:
     source = random.Random(7)
     frames = [source.randbytes(length) for length in lengths]
-    assert through(frames) == (frames, messages)
+    assert round_trip(frames) == (frames, messages)
 
 
 def test_any_buffer_is_accepted_as_a_frame() -> None:
@@ -77,7 +77,7 @@ def test_object_arrays_are_rejected_as_frames(length: int) -> None:
         pack([b"head", objects.data])
 
 
-def test_long_frames_have_their_own_memory() -> None:
+def test_unpack_reports_missing_long_frames() -> None:
     messages, _ = pack([b"head", bytes(MIN_LONG_FRAME), bytes(MIN_LONG_FRAME), b"tail"])
     first = memoryview(bytearray(b"".join(messages[0])))
     unpacked = unpack(first, LIMIT)
@@ -92,7 +92,7 @@ def test_long_frames_have_their_own_memory() -> None:
     assert tail.obj is not first.obj
 
 
-def test_empty_frames_share_their_memory() -> None:
+def test_unpacked_empty_frames_share_one_object() -> None:
     """A peer can send a million empty frames. Separate objects would take about 512 bytes each."""
     frames = unpack(message([4] + [0] * 1000, b"head"), LIMIT).frames
     assert frames[1] is not None
@@ -124,7 +124,7 @@ def test_too_many_empty_frames_are_rejected_before_unpacking(
         unpack(sent, LIMIT)
 
 
-def test_frames_that_need_too_much_memory_are_rejected() -> None:
+def test_frames_exceeding_the_memory_limit_are_rejected() -> None:
     with pytest.raises(FramingError, match=r"70000 frames \(maximum 44642 with a memory limit"):
         unpack(crowd(70_000, 2), 20_000_000)
 
@@ -140,10 +140,10 @@ def test_frame_cost_covers_the_memory_of_a_frame() -> None:
     assert len(frames) == 100_000
 
 
-def test_very_many_frames_are_accepted() -> None:
+def test_many_empty_frames_are_accepted_in_a_large_message() -> None:
     """Pickle writes one opcode per array when Dask sends a long list of empty arrays."""
     frames = [b"head", *[b""] * MAX_UNCHECKED_FRAMES, bytes(MAX_UNCHECKED_FRAMES)]
-    assert through(frames) == (frames, 1)
+    assert round_trip(frames) == (frames, 1)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_malformed_messages_are_rejected(sent: memoryview, why: str) -> None:
         unpack(sent, LIMIT)
 
 
-def test_randomly_changed_messages_raise_framing_error_only() -> None:
+def test_corrupted_messages_raise_only_framing_error() -> None:
     source = random.Random(11)
     frames = [source.randbytes(n) for n in (40, 0, 300, MIN_LONG_FRAME, 9)]
     good = bytearray(b"".join(pack(frames)[0][0]))

@@ -67,7 +67,7 @@ async def test_referenced_memory_is_not_reused() -> None:
         assert frames.unused_bytes == 2 * SIZE
 
 
-async def test_kept_memory_is_limited() -> None:
+async def test_unused_memory_does_not_exceed_its_limit() -> None:
     frames = new(most=3 * SIZE)
     lent = [frames.lend(SIZE) for _ in range(5)]
     last = address(lent[-1])
@@ -78,14 +78,14 @@ async def test_kept_memory_is_limited() -> None:
     assert address(frames.lend(SIZE)) == last
 
 
-async def test_memory_of_short_and_huge_frames_is_not_kept() -> None:
+async def test_short_and_oversized_frames_are_not_pooled() -> None:
     frames = new(most=SIZE)
     for length in (0, MIN_LONG_FRAME - 1, SIZE + 1):
         assert frames.lend(length).nbytes == length
     assert not frames._lent
 
 
-async def test_kept_memory_is_freed_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unused_memory_is_freed_after_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "UNUSED_LIFETIME", 0.0)
     frames = new()
     for length in (SIZE, MIN_LONG_FRAME):
@@ -107,7 +107,7 @@ async def test_memory_released_in_another_thread_is_reused() -> None:
     assert address(frames.lend(SIZE)) == at
 
 
-def test_memory_outlives_its_loop() -> None:
+def test_lent_memory_is_usable_after_the_event_loop_closes() -> None:
     async def lend() -> memoryview:
         return new().lend(SIZE)
 
@@ -119,7 +119,7 @@ def test_memory_outlives_its_loop() -> None:
 @pytest.mark.parametrize(
     "length", [MIN_LONG_FRAME, MIN_LONG_FRAME + 1, 200_000, SIZE - 1, 3 * SIZE + 5, 1 << 40]
 )
-def test_rounded_length_grows_by_at_most_a_32nd(length: int) -> None:
+def test_rounding_adds_at_most_one_32nd_to_a_length(length: int) -> None:
     assert length <= rounded(length) <= length * 33 / 32
     assert rounded(rounded(length)) == rounded(length)
 
@@ -138,7 +138,7 @@ async def test_arrays_of_successive_messages_reuse_memory(pair: Pair, count: int
     assert seen[1] == seen[2] == seen[3]
 
 
-def test_invalid_kept_memory_setting_is_rejected() -> None:
+def test_kept_memory_setting_must_be_a_size() -> None:
     with (
         dask.config.set({"distributed.comm.rdma.kept-memory": "much"}),
         pytest.raises(ValueError, match=r"kept-memory must be a size .*, not 'much'"),

@@ -51,7 +51,7 @@ async def test_comm_with_a_key_transfers_arrays(encrypt: bool) -> None:
     ],
     ids=["another key", "encrypts", "no key"],
 )
-async def test_different_security_is_refused_immediately(
+async def test_connect_fails_immediately_when_security_settings_differ(
     serve: Serve, other: distributed.Security
 ) -> None:
     listener = await serve(echo, **Security(auth=KEY).get_listen_args("scheduler"))
@@ -59,7 +59,7 @@ async def test_different_security_is_refused_immediately(
         await connect(listener.contact_address, timeout=100, **other.get_connection_args("worker"))
 
 
-async def test_key_of_the_configuration_is_used(tmp_path: Path, serve: Serve) -> None:
+async def test_comm_uses_the_key_file_from_the_configuration(tmp_path: Path, serve: Serve) -> None:
     file = tmp_path / "key"
     file.write_bytes(KEY)
     with dask.config.set({f"{SETTINGS}.auth-file": str(file), f"{SETTINGS}.encrypt": True}):
@@ -84,7 +84,7 @@ def encrypts(security: distributed.Security) -> list[bool]:
     return [connection_arguments("", each)["encrypt"] for each in arguments(security)]
 
 
-def test_encryption_of_the_configuration_applies_to_every_key() -> None:
+def test_configured_encryption_applies_unless_security_overrides_it() -> None:
     """The configured value applies unless `Security` sets `encrypt` itself."""
     assert encrypts(Security(auth=KEY)) == [False, False]
     assert encrypts(Security(auth=KEY, encrypt=True)) == [True, True]
@@ -96,7 +96,7 @@ def test_encryption_of_the_configuration_applies_to_every_key() -> None:
             encrypts(Security(auth=KEY, encrypt=False, require_encryption=True))
 
 
-async def test_unencrypted_peer_is_refused_when_the_configuration_encrypts(serve: Serve) -> None:
+async def test_unencrypted_peer_is_rejected_when_encryption_is_configured(serve: Serve) -> None:
     with dask.config.set({f"{SETTINGS}.encrypt": True}):
         listener = await serve(echo, **Security(auth=KEY).get_listen_args("scheduler"))
     in_clear = Security(auth=KEY, encrypt=False).get_connection_args("worker")
@@ -122,7 +122,7 @@ async def test_certificates_protect_the_bootstrap(serve: Serve) -> None:
         await connect(listener.contact_address, timeout=100, **other.get_connection_args("worker"))
 
 
-async def test_certificates_alone_do_not_count_as_encryption(serve: Serve) -> None:
+async def test_certificates_alone_do_not_satisfy_required_encryption(serve: Serve) -> None:
     security = distributed.Security.temporary()
     with pytest.raises(RuntimeError, match=r"dask_aiordma\.Security\(auth=key, encrypt=True\)"):
         await serve(echo, **security.get_listen_args("scheduler"))
@@ -142,7 +142,7 @@ async def test_certificates_alone_do_not_count_as_encryption(serve: Serve) -> No
         ("via", "quic", "quic"),
     ],
 )
-async def test_invalid_settings_are_raised_and_logged_on_both_sides(
+async def test_invalid_settings_raise_and_are_logged_on_both_sides(
     setting: str,
     value: Any,
     problem: str,
@@ -169,7 +169,7 @@ async def test_scheduler_sni_is_rejected() -> None:
         await connect("rdma://127.0.0.1:1", server_hostname="example.org")
 
 
-async def test_options_of_the_configuration_are_used() -> None:
+async def test_configured_options_are_applied_to_the_connection() -> None:
     with dask.config.set({f"{SETTINGS}.options": None}):  # the result of a YAML key without a value
         config = connection_arguments("", {})["config"]
     assert config == connection_arguments("", {})["config"]
@@ -206,5 +206,5 @@ assert connection_arguments("rdma://", {})["via"] == "tcp"
 """
 
 
-def test_defaults_are_kept_when_first_used_within_a_configuration() -> None:
+def test_defaults_apply_when_options_are_set_before_the_first_import() -> None:
     subprocess.run([sys.executable, "-c", FIRST_USE], check=True)

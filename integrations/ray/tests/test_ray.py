@@ -153,19 +153,19 @@ def doomed() -> Iterator[tuple[Any, int]]:
     ray.kill(actor)
 
 
-def test_tensors_of_every_type_arrive(source: Any, sink: Any) -> None:
+def test_tensors_of_every_dtype_are_transferred(source: Any, sink: Any) -> None:
     expected = contents(of_every_type())
     names = {name for name, _, _ in expected}
     assert names > {"torch.bool", "torch.bfloat16", "torch.float8_e4m3fn", "torch.complex128"}
     assert ray.get(sink.contents.remote(source.give_every_type.remote())) == expected
 
 
-def test_odd_tensors_arrive(source: Any, sink: Any) -> None:
+def test_tensors_with_unusual_shapes_and_strides_are_transferred(source: Any, sink: Any) -> None:
     assert ray.get(sink.contents.remote(source.give_odd.remote())) == contents(odd())
     assert contents(ray.get(source.give_odd.remote())) == contents(odd())
 
 
-def test_arrays_arrive(source: Any, sink: Any) -> None:
+def test_numpy_arrays_are_transferred_unchanged(source: Any, sink: Any) -> None:
     arrays = [
         np.arange(1000, dtype=">i4"),
         np.array("2026-11-26", "M8[D]"),
@@ -188,7 +188,7 @@ def test_arrays_of_objects_are_rejected(source: Any) -> None:
         ray.get(source.give_arrays.remote(np.array([1, None])))
 
 
-def test_many_tensors_arrive(source: Any, sink: Any) -> None:
+def test_object_with_a_thousand_tensors_is_transferred(source: Any, sink: Any) -> None:
     tensors = [torch.full((i,), i) for i in range(1000)]
     assert ray.get(sink.contents.remote(source.give.remote(tensors))) == contents(tensors)
     refs = [source.give_ones.remote(i) for i in range(100)]
@@ -196,7 +196,7 @@ def test_many_tensors_arrive(source: Any, sink: Any) -> None:
     assert sum(ray.get([sink.size.remote(it) for it in refs])) == sum(range(100))
 
 
-def test_target_of_the_receiver_is_used(source: Any) -> None:
+def test_get_fills_the_tensor_set_as_target(source: Any) -> None:
     ref = source.give_ones.remote(3 * MIB)
     target = torch.zeros(3 * MIB, dtype=torch.uint8)
     set_target_for_ref(ref, [target])
@@ -204,7 +204,7 @@ def test_target_of_the_receiver_is_used(source: Any) -> None:
     assert target.sum() == 3 * MIB
 
 
-def test_put_objects_are_read_from_their_owner(source: Any, sink: Any) -> None:
+def test_receiver_of_a_reference_reads_from_the_owner(source: Any, sink: Any) -> None:
     """A process that receives a reference reads the object from the process that put it."""
     here = [ray.put(torch.ones(1000), _tensor_transport="aiordma")]
     assert ray.get(sink.get_size.remote(here)) == 1000
@@ -213,7 +213,7 @@ def test_put_objects_are_read_from_their_owner(source: Any, sink: Any) -> None:
     assert ray.get(sink.get_size.remote(there)) == 2000
 
 
-def test_memory_of_released_objects_is_freed(source: Any, sink: Any) -> None:
+def test_releasing_an_object_frees_its_memory(source: Any, sink: Any) -> None:
     resident = []
     for _ in range(6):
         ref = source.give_ones.remote(64 * MIB)
@@ -279,7 +279,7 @@ def test_killed_actor_fails_pending_reads(doomed: tuple[Any, int], sink: Any) ->
     assert ray.get(sink.state.remote())
 
 
-def test_time_limit_and_abort_end_a_read(doomed: tuple[Any, int]) -> None:
+def test_pending_get_fails_on_timeout_or_abort(doomed: tuple[Any, int]) -> None:
     actor, pid = doomed
     ref, another = offered_by(actor, MIB), offered_by(actor, MIB)
     os.kill(pid, signal.SIGSTOP)
@@ -293,7 +293,7 @@ def test_time_limit_and_abort_end_a_read(doomed: tuple[Any, int]) -> None:
     assert [it.sum() for it in ray.get([ref, another])] == [MIB, MIB]
 
 
-def test_objects_require_the_key_of_their_owner(source: Any) -> None:
+def test_object_can_be_opened_only_with_its_owners_key(source: Any) -> None:
     ref = offered_by(source, 1)
     address = metadata(ref).address
     assert repr(address.key) not in repr(metadata(ref))
@@ -316,21 +316,21 @@ def test_unsupported_tensors_are_rejected_with_advice() -> None:
         transport.Transport().extract_tensor_transport_metadata("", [torch.eye(3).to_sparse()])
 
 
-def test_register_can_be_called_again() -> None:
+def test_register_can_be_called_twice() -> None:
     ray_aiordma.register()
 
 
-def test_class_without_tensor_transport_is_logged(
+def test_warning_is_logged_when_an_actor_lacks_tensor_transport(
     source: Any, sink: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for actor, told in [(sink, []), (remote(Plain).remote(), ["enable_tensor_transport=True"])]:
+    for actor, advice in [(sink, []), (remote(Plain).remote(), ["enable_tensor_transport=True"])]:
         caplog.clear()
         transport.Transport().get_communicator_metadata(source, actor)
-        assert [it for it in told if it in caplog.text] == told
-        assert bool(caplog.records) == bool(told)
+        assert [it for it in advice if it in caplog.text] == advice
+        assert bool(caplog.records) == bool(advice)
 
 
-def test_program_of_the_page_prints_its_output(tmp_path: Path) -> None:
+def test_readme_example_prints_the_documented_output(tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "README.md").read_text()
     program, output = re.findall(r"^```(?:python|text)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "program.py").write_text(program)
@@ -371,5 +371,5 @@ def test_unsupported_ray_raises_import_error(change: str) -> None:
 
 
 @pytest.mark.long
-def test_tensor_of_a_gibibyte_arrives(source: Any, sink: Any) -> None:
+def test_one_gibibyte_tensor_is_transferred(source: Any, sink: Any) -> None:
     assert ray.get(sink.size.remote(source.give_ones.remote(1024 * MIB))) == 1024 * MIB

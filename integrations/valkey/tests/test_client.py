@@ -43,7 +43,7 @@ def value(size: int, number: int) -> bytes:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_commands_work_with_both_protocols(server: Server, protocol: int) -> None:
+async def test_client_runs_commands_with_resp2_and_resp3(server: Server, protocol: int) -> None:
     async with client(server, protocol=protocol, decode_responses=True) as one:
         assert await one.ping()
         assert await one.set("key", "value")
@@ -56,7 +56,7 @@ async def test_commands_work_with_both_protocols(server: Server, protocol: int) 
         assert [it["lib-name"] for it in clients] == ["valkey-py"]
 
 
-async def test_redis_py_works_with_the_connection_class(server: Server) -> None:
+async def test_redis_py_runs_commands_over_rdma_connections(server: Server) -> None:
     pool = redis.asyncio.ConnectionPool(
         connection_class=valkey_aiordma.redis.RDMAConnection, host=HOST, port=server.port
     )
@@ -114,7 +114,7 @@ async def test_large_values_round_trip(server: Server, size: int) -> None:
             assert await one.get("large") == value(size, number)
 
 
-async def test_many_connections_work_concurrently(server: Server) -> None:
+async def test_concurrent_connections_read_back_their_own_values(server: Server) -> None:
     async with client(server) as one:
 
         async def work(number: int) -> None:
@@ -167,7 +167,7 @@ async def test_subscriber_reconnects_and_subscribes_again(
         assert (await message())["data"] == b"after"
 
 
-async def test_slow_subscriber_pauses_the_stream(server: Server) -> None:
+async def test_stream_pauses_when_the_subscriber_is_slow(server: Server) -> None:
     """The server buffers 8 MiB of messages until the subscriber starts reading."""
     async with client(server) as one, one.pubsub() as subscriber:
         await subscriber.subscribe("news")
@@ -185,7 +185,7 @@ async def test_slow_subscriber_pauses_the_stream(server: Server) -> None:
             assert message["data"] == value(512 << 10, number)
 
 
-async def test_cancelled_command_replaces_the_connection(server: Server) -> None:
+async def test_client_is_usable_after_a_command_is_cancelled(server: Server) -> None:
     """The client drops the connection, and opens another one for the next command."""
     async with client(server) as one:
         waiting = asyncio.create_task(one.blpop("nothing"))
@@ -216,7 +216,7 @@ async def test_connection_closed_by_the_server_is_replaced(server: Server, block
         assert await one.client_id() != number
 
 
-async def test_client_reconnects_after_the_server_was_killed(server: Server) -> None:
+async def test_client_reconnects_after_a_server_restart(server: Server) -> None:
     async with client(server, retry=Retry(NoBackoff(), 3)) as one:
         await one.set("key", "value")
         waiting = asyncio.create_task(one.blpop("nothing"))
@@ -232,7 +232,7 @@ async def test_client_reconnects_after_the_server_was_killed(server: Server) -> 
         assert await one.get("key") is None
 
 
-async def test_connect_without_a_server_names_the_address(server: Server) -> None:
+async def test_connection_error_includes_the_server_address(server: Server) -> None:
     server.kill()
     async with client(server) as one:
         with pytest.raises(ValkeyConnectionError, match=f"{HOST}:{server.port}"):
@@ -240,7 +240,7 @@ async def test_connect_without_a_server_names_the_address(server: Server) -> Non
     server.start()
 
 
-async def test_streams_work_without_a_client(server: Server) -> None:
+async def test_streams_exchange_raw_commands_with_the_server(server: Server) -> None:
     reader, writer = await stream.open_connection(HOST, server.port)
     writer.write(b"SET a 1\r\nGET a\r\n")
     assert await reader.readexactly(12) == b"+OK\r\n$1\r\n1\r\n"

@@ -147,7 +147,7 @@ async def test_conforming_server_exchanges_data() -> None:
         (lambda peer: peer.command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 5)), "features 0x5"),
     ],
 )
-async def test_violation_ends_the_connection(
+async def test_protocol_violation_resets_the_connection(
     misbehave: Callable[[Peer], Awaitable[None]], text: str
 ) -> None:
     async with connected() as (reader, writer, peer):
@@ -161,7 +161,7 @@ async def test_violation_ends_the_connection(
 
 @pytest.mark.parametrize("error", [OSError(5, "of the device"), ValueError("of a field")])
 @pytest.mark.parametrize("where", ["_on_bytes", "_on_command"])
-async def test_error_of_any_kind_ends_the_connection(
+async def test_unexpected_exception_resets_the_connection(
     where: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(transport: stream.ValkeyTransport, _: object) -> None:
@@ -179,7 +179,7 @@ async def test_error_of_any_kind_ends_the_connection(
 
 
 @pytest.mark.parametrize("paused", [False, True])
-async def test_failing_protocol_ends_the_connection(paused: bool) -> None:
+async def test_exception_in_data_received_resets_the_connection(paused: bool) -> None:
     """The stream reader raises an error if it receives data after EOF."""
     async with connected() as (reader, writer, peer):
         reader.feed_eof()
@@ -198,7 +198,9 @@ def refuse(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("verb", ["send_nowait", "write_nowait"])
-async def test_failed_post_ends_the_connection(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_is_reset_when_posting_fails(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with connected() as (reader, writer, peer):
         await peer.lend(1 << 16)
         monkeypatch.setattr(AsyncQueuePair, verb, refuse)
@@ -208,7 +210,7 @@ async def test_failed_post_ends_the_connection(verb: str, monkeypatch: pytest.Mo
             await reader.readline()
 
 
-async def test_too_long_command_ends_the_connection() -> None:
+async def test_oversized_command_resets_the_connection() -> None:
     """The device rejects the command, because the receive buffer has only 32 bytes."""
     async with connected() as (reader, _, peer):
         with pytest.raises(RemoteInvalidRequestError):
@@ -217,7 +219,7 @@ async def test_too_long_command_ends_the_connection() -> None:
             await reader.readline()
 
 
-async def test_invalid_key_ends_the_connection() -> None:
+async def test_invalid_remote_key_resets_the_connection() -> None:
     async with connected() as (reader, writer, peer):
         await peer.command(MEMORY.pack(Opcode.REGISTER_XFER_MEMORY, 4096, 4096, 0xDEAD))
         writer.write(b"PING\r\n")
@@ -225,7 +227,7 @@ async def test_invalid_key_ends_the_connection() -> None:
             await reader.readline()
 
 
-async def test_writes_wait_when_the_server_lends_nothing() -> None:
+async def test_drain_waits_when_the_server_lends_no_buffer() -> None:
     """The transport keeps written data. A client that waits for space needs its own timeout."""
     async with connected() as (_, writer, peer):
         await peer.lend(0)
@@ -259,7 +261,9 @@ async def test_close_completes_while_reading_is_paused(
             await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
 
-async def test_data_received_while_paused_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_data_received_while_paused_is_delivered_after_resuming(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The client lends the buffer again only after the protocol has received all data in it."""
     monkeypatch.setattr(stream, "KEEPALIVE", 1e6)  # no keep-alive commands from the client
     async with connected() as (reader, writer, peer):
@@ -279,7 +283,7 @@ async def test_data_received_while_paused_is_kept(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("end", ["disconnect", "violation"])
-async def test_data_received_while_paused_precedes_the_end(
+async def test_paused_data_is_delivered_before_connection_lost(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The protocol receives the remaining data before it learns of the lost connection."""
@@ -298,7 +302,7 @@ async def test_data_received_while_paused_precedes_the_end(
 
 
 @pytest.mark.parametrize("paused", [False, True])
-async def test_flood_of_commands_is_handled(paused: bool) -> None:
+async def test_client_receives_data_after_a_flood_of_keep_alives(paused: bool) -> None:
     async with connected() as (reader, writer, peer):
         transport: Any = writer.transport
         if paused:
@@ -318,7 +322,7 @@ async def test_keep_alive_commands_are_sent(monkeypatch: pytest.MonkeyPatch) -> 
             assert COMMAND.unpack(command) == (Opcode.KEEPALIVE, 0)
 
 
-async def test_failed_keep_alive_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_keep_alive_resets_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keep-alive task detects the failure, and ends together with the connection."""
     monkeypatch.setattr(stream, "KEEPALIVE", 0.001)
     async with connected() as (reader, writer, _):
@@ -330,7 +334,7 @@ async def test_failed_keep_alive_ends_the_connection(monkeypatch: pytest.MonkeyP
         assert sending.cancelled()
 
 
-async def test_failed_start_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_is_reset_when_startup_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection fails before it has started its tasks."""
     monkeypatch.setattr(AsyncQueuePair, "send_nowait", refuse)
     async with requested() as (request, opening):
@@ -342,7 +346,7 @@ async def test_failed_start_ends_the_connection(monkeypatch: pytest.MonkeyPatch)
         assert not writer.transport._tasks
 
 
-async def test_disconnect_ends_the_stream() -> None:
+async def test_read_fails_when_the_peer_disconnects() -> None:
     async with connected() as (reader, writer, peer):
         await peer.write(b"last words")
         peer.queue.close()
@@ -351,7 +355,7 @@ async def test_disconnect_ends_the_stream() -> None:
         await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
 
-async def test_cancelled_open_waits_for_the_answer() -> None:
+async def test_cancelled_open_disconnects_only_after_the_server_accepts() -> None:
     """A Valkey 9.1 server would crash if it accepted a request that the client had withdrawn."""
     async with AsyncConnectionId() as listener:
         listener.id.bind_addr((HOST, 0))

@@ -73,7 +73,7 @@ def source() -> Path:
     return folder
 
 
-def test_server_that_dies_ends_the_run(tmp_path: Path) -> None:
+def test_upstream_run_fails_when_the_server_dies(tmp_path: Path) -> None:
     server = Server(tmp_path)
     tests: subprocess.Popen[bytes] = subprocess.Popen(["sleep", "inf"])
     dying = threading.Thread(target=server.kill)

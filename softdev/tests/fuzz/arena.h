@@ -96,7 +96,7 @@ static inline void arena_prepare(uint64_t secret)
 	memcpy(arena.before, arena.memory, ARENA_SIZE);
 }
 
-/* Make arena_unharmed() check AREA_OPEN, too, until it is shared again. */
+/* Make arena_check_unharmed() check AREA_OPEN, too, until it is shared again. */
 static inline void arena_close_open(void)
 {
 	memcpy(arena.before + areas[AREA_OPEN].start, area_at(AREA_OPEN), OPEN_SIZE);
@@ -104,7 +104,7 @@ static inline void arena_close_open(void)
 }
 
 /* Check that all memory that is not shared for writing is unchanged. */
-static inline void arena_unharmed(void)
+static inline void arena_check_unharmed(void)
 {
 	size_t from = 0;
 

@@ -43,7 +43,7 @@ static uint16_t tcp_port(int fd)
 	return ntohs(address.v4.sin_port);
 }
 
-static struct rdma_cm_id *listening(enum rdma_port_space space)
+static struct rdma_cm_id *open_listener(enum rdma_port_space space)
 {
 	union address any = address_of(host, 0);
 	struct rdma_cm_id *id;
@@ -65,8 +65,8 @@ static void open_world(void)
 	CHECK_OK(fcntl(world.channel->fd, F_SETFL, O_NONBLOCK));
 	CHECK_OK(fcntl(world.asking->fd, F_SETFL, O_NONBLOCK));
 	soft_device.cm->limits.half_open = PLACES;
-	world.listener = listening(RDMA_PS_TCP);
-	world.service = listening(RDMA_PS_UDP);
+	world.listener = open_listener(RDMA_PS_TCP);
+	world.service = open_listener(RDMA_PS_UDP);
 	CHECK(world.pd = rdma->ibv_alloc_pd(world.listener->verbs));
 	CHECK(world.cq = rdma->ibv_create_cq(world.listener->verbs, 256, NULL, NULL, 0));
 	/* soft_ip_port() opens the data listener when it is first called. */
@@ -110,7 +110,7 @@ static void destroy(struct rdma_cm_id **id)
 	*id = NULL;
 }
 
-static struct rdma_cm_id **place(void)
+static struct rdma_cm_id **free_slot(void)
 {
 	for (int i = 0; i < IDS; i++)
 		if (!world.ids[i])
@@ -120,7 +120,7 @@ static struct rdma_cm_id **place(void)
 
 /* Make a call that an application may make on an id. The device must reject a call that is invalid
  * in the id's state. */
-static void act(struct rdma_cm_id **id, const uint8_t *r)
+static void make_call(struct rdma_cm_id **id, const uint8_t *r)
 {
 	struct rdma_conn_param parameters = {.private_data = r,
 					     .private_data_len = r[1] & 8,
@@ -176,7 +176,7 @@ static bool take_event(const uint8_t *r)
 
 		CHECK(event->listen_id == world.listener || event->listen_id == world.service);
 		CHECK_OK(rdma->rdma_ack_cm_event(event));
-		id = place();
+		id = free_slot();
 		if (!id) {
 			destroy(&request);
 			return true;
@@ -190,7 +190,7 @@ static bool take_event(const uint8_t *r)
 		CHECK_OK(rdma->rdma_ack_cm_event(event));
 	}
 	if (r)
-		act(id, r);
+		make_call(id, r);
 	return true;
 }
 
@@ -198,19 +198,19 @@ static bool take_event(const uint8_t *r)
  * the system call that sent it has returned. */
 enum { TRIES = 100000 };
 
-static void try_again(void)
+static void yield_and_step(void)
 {
 	sched_yield();
 	fuzz_steps(1);
 }
 
-static bool waits_for(struct rdma_cm_id *id, enum rdma_cm_event_type type)
+static bool wait_for_cm_event(struct rdma_cm_id *id, enum rdma_cm_event_type type)
 {
 	for (int tries = 0; tries < TRIES; tries++) {
 		struct rdma_cm_event *event;
 		bool right;
 
-		try_again();
+		yield_and_step();
 		if (rdma->rdma_get_cm_event(id->channel, &event))
 			continue;
 		right = event->event == type && event->id == id;
@@ -220,29 +220,30 @@ static bool waits_for(struct rdma_cm_id *id, enum rdma_cm_event_type type)
 	return false;
 }
 
-static struct rdma_cm_id *resolved(enum rdma_port_space space, uint16_t port)
+static struct rdma_cm_id *resolve_route(enum rdma_port_space space, uint16_t port)
 {
 	union address address = address_of("127.0.0.1", port);
 	struct rdma_cm_id *id;
 
 	CHECK_OK(rdma->rdma_create_id(world.asking, &id, NULL, space));
 	CHECK_OK(rdma->rdma_resolve_addr(id, NULL, &address.any, 2000));
-	if (!waits_for(id, RDMA_CM_EVENT_ADDR_RESOLVED) || rdma->rdma_resolve_route(id, 2000) ||
-	    !waits_for(id, RDMA_CM_EVENT_ROUTE_RESOLVED))
+	if (!wait_for_cm_event(id, RDMA_CM_EVENT_ADDR_RESOLVED) ||
+	    rdma->rdma_resolve_route(id, 2000) ||
+	    !wait_for_cm_event(id, RDMA_CM_EVENT_ROUTE_RESOLVED))
 		destroy(&id);
 	return id;
 }
 
-static void ask_elsewhere(const uint8_t *r)
+static void connect_to_fuzzer(const uint8_t *r)
 {
 	struct rdma_conn_param parameters = {.retry_count = 7, .rnr_retry_count = 7};
 	bool datagrams = r[0] & 1;
-	struct rdma_cm_id **id = place();
+	struct rdma_cm_id **id = free_slot();
 
 	if (!id)
 		return;
-	*id = resolved(datagrams ? RDMA_PS_UDP : RDMA_PS_TCP,
-		       tcp_port(datagrams ? world.datagrams : world.server));
+	*id = resolve_route(datagrams ? RDMA_PS_UDP : RDMA_PS_TCP,
+			    tcp_port(datagrams ? world.datagrams : world.server));
 	if (!*id)
 		return;
 	if (!datagrams)
@@ -253,7 +254,7 @@ static void ask_elsewhere(const uint8_t *r)
 /* ---- hostile peers
  * -------------------------------------------------------------------------------- */
 
-static void hang_up(int *fd, bool politely)
+static void close_connection(int *fd, bool politely)
 {
 	if (*fd < 0)
 		return;
@@ -270,7 +271,7 @@ static void connect_to(int *fd, const uint8_t *r)
 	union address from = address_of("127.0.0.1", 0);
 	union address to = address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.listener)));
 
-	hang_up(fd, false);
+	close_connection(fd, false);
 	if (r[0] & 1) {
 		*fd = accept(world.server, NULL, NULL);
 		return;
@@ -284,7 +285,7 @@ static void connect_to(int *fd, const uint8_t *r)
 	(void)connect(*fd, &to.any, sizeof(to.v4));
 }
 
-static void say(int fd, const uint8_t *bytes, size_t length, size_t first)
+static void send_in_parts(int fd, const uint8_t *bytes, size_t length, size_t first)
 {
 	uint8_t heard[4096];
 
@@ -305,7 +306,7 @@ static void say(int fd, const uint8_t *bytes, size_t length, size_t first)
 /* Send a CM message. Bytes of `r`: 0 type, 1-2 QP number, 3 PSN and reason, 4 port space and QP
  * type, 5-6 responder resources and initiator depth, 7-8 retry counts, 9-10 position and XOR mask
  * of a corrupted byte, 11 number of bytes to send separately before the rest. */
-static void say_message(int fd, const uint8_t *r)
+static void send_cm_message(int fd, const uint8_t *r)
 {
 	uint8_t bytes[SOFT_MAD_SIZE];
 	const size_t length = sizeof(bytes);
@@ -324,7 +325,7 @@ static void say_message(int fd, const uint8_t *r)
 
 	soft_cm_encode(&message, bytes);
 	bytes[r[9] % length] ^= r[10];
-	say(fd, bytes, length, r[11]);
+	send_in_parts(fd, bytes, length, r[11]);
 }
 
 /* Send a record on a client's stream, which is a former CM connection or a connection to the data
@@ -332,7 +333,7 @@ static void say_message(int fd, const uint8_t *r)
  * queue pair is the destination, 2-3 destination and source channels, 4 handshake type or opcode, 5
  * PSN, 6 length, 7 flags, 8 acknowledged PSN, 9 number of bytes to send separately before the
  * rest. */
-static void say_record(int fd, const uint8_t *r)
+static void send_record(int fd, const uint8_t *r)
 {
 	struct rdma_cm_id *id = world.ids[r[1] % IDS];
 	const struct soft_cm_id *own = id ? soft_cm_id_of(id) : NULL;
@@ -366,14 +367,14 @@ static void say_record(int fd, const uint8_t *r)
 	}
 	record_header(bytes, kind, length, r[2] & 3, r[3] & 3);
 	if (kind)
-		say(fd, bytes, RECORD_HEADER + length, r[9]);
+		send_in_parts(fd, bytes, RECORD_HEADER + length, r[9]);
 	else
-		say(fd, payload, length, r[9]);
+		send_in_parts(fd, payload, length, r[9]);
 }
 
 /* Send a service message. Bytes of `r`: 0 type, 1 request number, 2-3 QP number, 4 status, 6-7
  * position and XOR mask of a corrupted byte, 8 number of bytes to send (0 means all). */
-static void say_sidr(const uint8_t *r)
+static void send_sidr_message(const uint8_t *r)
 {
 	union address to = address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.service)));
 	uint8_t bytes[SOFT_MAD_SIZE];
@@ -400,7 +401,7 @@ static void say_sidr(const uint8_t *r)
 		      sizeof(to.v4));
 }
 
-static void one_thing(const uint8_t *r)
+static void execute_record(const uint8_t *r)
 {
 	int *fd = &world.clients[r[1] % CLIENTS];
 
@@ -412,13 +413,13 @@ static void one_thing(const uint8_t *r)
 	case 2:
 	case 3:
 	case 4:
-		say_message(*fd, r + 2);
+		send_cm_message(*fd, r + 2);
 		break;
 	case 5:
-		say(*fd, r + 3, r[2] % (RECORD - 2u), 0);
+		send_in_parts(*fd, r + 3, r[2] % (RECORD - 2u), 0);
 		break;
 	case 6:
-		say_record(*fd, r + 2);
+		send_record(*fd, r + 2);
 		break;
 	case 7:
 	case 8:
@@ -426,45 +427,45 @@ static void one_thing(const uint8_t *r)
 		break;
 	case 9:
 	case 10:
-		act(&world.ids[r[1] % IDS], r + 2);
+		make_call(&world.ids[r[1] % IDS], r + 2);
 		break;
 	case 11:
-		ask_elsewhere(r + 2);
+		connect_to_fuzzer(r + 2);
 		break;
 	case 12:
 		fuzz_pass_time(fuzz16(r + 2) * UINT64_C(2000000));
 		break;
 	case 13:
-		hang_up(fd, r[2] & 1);
+		close_connection(fd, r[2] & 1);
 		break;
 	case 14:
 	case 15:
-		say_sidr(r + 2);
+		send_sidr_message(r + 2);
 		break;
 	}
 	if (!(r[0] & 0x10))
 		fuzz_steps(2);
 }
 
-static void still_serves(void)
+static void expect_still_serves(void)
 {
 	struct rdma_conn_param parameters = {.retry_count = 7, .rnr_retry_count = 7};
 	struct rdma_cm_id *client =
-		resolved(RDMA_PS_TCP, ntohs(rdma->rdma_get_src_port(world.listener)));
+		resolve_route(RDMA_PS_TCP, ntohs(rdma->rdma_get_src_port(world.listener)));
 	bool there = false;
 
 	CHECK(client);
 	make_queue_pair(client);
 	CHECK_OK(rdma->rdma_connect(client, &parameters));
 	for (int tries = 0; tries < TRIES && !there; tries++) {
-		try_again();
+		yield_and_step();
 		there = take_event(NULL);
 	}
 	CHECK(there && world.ids[0]);
 	make_queue_pair(world.ids[0]);
 	CHECK_OK(rdma->rdma_accept(world.ids[0], &parameters));
-	CHECK(waits_for(client, RDMA_CM_EVENT_ESTABLISHED));
-	CHECK(waits_for(world.ids[0], RDMA_CM_EVENT_ESTABLISHED));
+	CHECK(wait_for_cm_event(client, RDMA_CM_EVENT_ESTABLISHED));
+	CHECK(wait_for_cm_event(world.ids[0], RDMA_CM_EVENT_ESTABLISHED));
 	destroy(&client);
 	fuzz_steps(2);
 	destroy(&world.ids[0]);
@@ -480,9 +481,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	soft_device.cm->half_open.seed = 0;
 	soft_cm_id_of(world.listener)->listener->parked.seed = 0;
 	for (size_t at = 0; at + RECORD <= size; at += RECORD)
-		one_thing(data + at);
+		execute_record(data + at);
 	for (int i = 0; i < CLIENTS; i++)
-		hang_up(&world.clients[i], false);
+		close_connection(&world.clients[i], false);
 	/* Let all remaining timers expire. */
 	for (int i = 0; i < 3; i++) {
 		fuzz_steps(4);
@@ -494,10 +495,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		destroy(&world.ids[i]);
 	fuzz_pass_time(UINT64_C(100000000000));
 	while ((heard = accept(world.server, NULL, NULL)) >= 0)
-		hang_up(&heard, false);
+		close_connection(&heard, false);
 	while (recv(world.datagrams, &heard, 1, MSG_DONTWAIT) >= 0)
 		;
-	still_serves();
+	expect_still_serves();
 	for (int i = 0; i < 2; i++) {
 		fuzz_steps(2);
 		fuzz_pass_time(UINT64_C(100000000000));
@@ -505,7 +506,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!world.sockets)
 		world.sockets = fuzz_sockets();
 	for (int tries = 0; tries < TRIES && fuzz_sockets() != world.sockets; tries++) {
-		try_again();
+		yield_and_step();
 		fuzz_pass_time(UINT64_C(100000000000));
 	}
 	CHECK_EQUAL(fuzz_sockets(), world.sockets);

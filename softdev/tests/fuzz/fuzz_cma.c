@@ -107,7 +107,7 @@ static void take_back(const uint8_t *r)
 	}
 }
 
-static void one_thing(const uint8_t *r)
+static void execute_record(const uint8_t *r)
 {
 	switch (r[0] & 7) {
 	case 0:
@@ -151,10 +151,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	world.cma.peer_secret_at = (uintptr_t)world.cma.secret;
 	CHECK(soft_cma_probe(&world.cma, getpid()));
 	for (size_t at = 0; at + RECORD <= size; at += RECORD)
-		one_thing(data + at);
+		execute_record(data + at);
 	soft_cma_end(&world.cma);
 	free(world.own);
 	free(world.peer);
-	arena_unharmed();
+	arena_check_unharmed();
 	return 0;
 }

@@ -120,7 +120,7 @@ static void post_receive(struct side *side, const uint8_t *r)
 }
 
 /* Check that the process's own queue pairs can still send to each other. */
-static void they_hear_each_other(void)
+static void expect_messages_pass(void)
 {
 	struct side *from = &world.victims[0], *to = &world.victims[1];
 	static const uint8_t enough[RECORD] = {[1] = 1, [6] = 255};
@@ -153,7 +153,7 @@ static void close_scene(void)
 
 	fuzz_steps(4);
 	take_completions();
-	they_hear_each_other();
+	expect_messages_pass();
 	CHECK(recv(world.unknown, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
 	for (int i = 0; i < VICTIMS; i++)
 		CHECK_OK(verbs->ibv_destroy_qp(world.victims[i].qp));
@@ -167,7 +167,7 @@ static void close_scene(void)
  * flags, 4 unused, 5 hop limit, 6-7 traffic class, flow label and immediate data, 8 sender, 9
  * addresses and whether to truncate the datagram, 10-11 length, 12 payload, 13 length after
  * truncation. */
-static void say_datagram(const uint8_t *r)
+static void send_datagram(const uint8_t *r)
 {
 	static uint8_t bytes[SOFT_DATAGRAM_HEADER + SOFT_DATAGRAM_MAX + 4096];
 	const struct side *to = &world.victims[r[1] & 1];
@@ -205,13 +205,13 @@ static void say_datagram(const uint8_t *r)
 		      sizeof(world.device));
 }
 
-static void one_thing(const uint8_t *r)
+static void execute_record(const uint8_t *r)
 {
 	switch (r[0] & 7) {
 	case 0:
 	case 1:
 	case 2:
-		say_datagram(r);
+		send_datagram(r);
 		break;
 	case 3:
 		post_receive(&world.victims[0], r);
@@ -242,8 +242,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		open_world();
 	open_scene();
 	for (size_t at = 0; at + RECORD <= size; at += RECORD)
-		one_thing(data + at);
+		execute_record(data + at);
 	close_scene();
-	arena_unharmed();
+	arena_check_unharmed();
 	return 0;
 }

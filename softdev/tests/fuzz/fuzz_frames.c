@@ -265,12 +265,12 @@ static void take_completions(void)
 	CHECK_EQUAL(n, 0);
 }
 
-static void friends_are_well(void)
+static void expect_friends_work(void)
 {
 	struct side *a = &world.friends[0], *b = &world.friends[1];
 
 	a->memory[0]++;
-	receive_at(b, 1, 8, 8);
+	post_receive_at(b, 1, 8, 8);
 	CHECK_OK(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}));
 	CHECK_OK(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
 					  .wr_id = 3,
@@ -284,7 +284,7 @@ static void friends_are_well(void)
 	CHECK_EQUAL(a->memory[16], a->memory[0]);
 }
 
-static void hang_up(struct victim *victim)
+static void close_connection(struct victim *victim)
 {
 	if (victim->fd >= 0)
 		close(victim->fd);
@@ -309,7 +309,7 @@ static void close_scene(void)
 			CHECK_EQUAL(victim->queues[0].completed, victim->queues[0].posted);
 		if (victim->fd >= 0)
 			arena_drain(victim->fd, SIZE_MAX);
-		hang_up(victim);
+		close_connection(victim);
 		CHECK_OK(verbs->ibv_destroy_qp(victim->side.qp));
 	}
 	memset(world.victims, 0, sizeof(world.victims));
@@ -322,7 +322,7 @@ static void close_scene(void)
 		take_back((enum area_name)i);
 	fuzz_pass_time(UINT64_C(3000000000)); /* until lingering links have ended */
 	fuzz_steps(4);
-	friends_are_well();
+	expect_friends_work();
 }
 
 /* ---- what happens ---------------------------------------------------------------------------- */
@@ -403,7 +403,7 @@ static const uint8_t opcodes[] = {
  * message, 7 length of the rest of the message, 8 key, 9-11 address, 12 error in the acknowledged
  * PSN, 13 syndrome, 14 first payload byte, 15 whether to send the header separately and whether to
  * claim that a descriptor replaces the payload. */
-static void say_frame(const uint8_t *r)
+static void send_frame(const uint8_t *r)
 {
 	static uint8_t bytes[HEADERS + SOFT_FRAME_MAX + 4096];
 	struct victim *victim = world.current;
@@ -483,7 +483,7 @@ static void say_frame(const uint8_t *r)
 /* Send a control record or a handshake. Bytes of `r`: 1 record kind, 2 destination channel, 3
  * source channel, 4 wrong fields of HELLO, 5 whether the record header or the handshake is
  * missing. */
-static void say_control(const uint8_t *r)
+static void send_control_record(const uint8_t *r)
 {
 	uint8_t bytes[RECORD_HEADER + SOFT_HANDSHAKE_SIZE];
 	const struct soft_qp *qp = soft_qp_of(world.current->side.qp);
@@ -607,7 +607,7 @@ static void change_state(const uint8_t *r)
 		(void)to_state(side, to);
 }
 
-static void one_thing(const uint8_t *r)
+static void execute_record(const uint8_t *r)
 {
 	struct victim *victim = world.current;
 
@@ -616,11 +616,11 @@ static void one_thing(const uint8_t *r)
 	case 1:
 	case 2:
 	case 3:
-		say_frame(r);
+		send_frame(r);
 		break;
 	case 4:
 		if (r[0] & 0x20)
-			say_control(r);
+			send_control_record(r);
 		else
 			send_from_unknown(r + 2, r[1] % (RECORD - 1u));
 		break;
@@ -654,10 +654,10 @@ static void one_thing(const uint8_t *r)
 		if (world.mrs[AREA_OPEN])
 			take_back(AREA_OPEN);
 		else
-			arena_unharmed(), arena.open_gone = false, share(AREA_OPEN);
+			arena_check_unharmed(), arena.open_gone = false, share(AREA_OPEN);
 		break;
 	case 14:
-		hang_up(victim);
+		close_connection(victim);
 		break;
 	case 15:
 		take_completions();
@@ -674,8 +674,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		open_world();
 	open_scene();
 	for (size_t at = 0; at + RECORD <= size; at += RECORD)
-		one_thing(data + at);
+		execute_record(data + at);
 	close_scene();
-	arena_unharmed();
+	arena_check_unharmed();
 	return 0;
 }

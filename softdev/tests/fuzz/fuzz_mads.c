@@ -33,8 +33,8 @@ static void release(void)
 	CHECK(world.held-- > 0);
 }
 
-static void heard(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
-		  size_t length)
+static void record_mad(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
+		       size_t length)
 {
 	(void)from;
 	(void)to;
@@ -48,9 +48,9 @@ static bool is_shared(const union ibv_gid *gid)
 }
 
 static const struct soft_gsi_calls gsi = {
-	.hold = hold, .release = release, .is_shared = is_shared, .send = heard};
+	.hold = hold, .release = release, .is_shared = is_shared, .send = record_mad};
 
-static struct rdma_cm_id *listening(enum rdma_port_space space)
+static struct rdma_cm_id *open_listener(enum rdma_port_space space)
 {
 	union address any = address_of("127.0.0.1", 0);
 	struct rdma_cm_id *id;
@@ -70,8 +70,8 @@ static void open_world(void)
 	soft_cm_use_gsi(&gsi);
 	soft_unlock();
 	soft_device.cm->limits.half_open = PLACES;
-	world.listener = listening(RDMA_PS_TCP);
-	world.service = listening(RDMA_PS_UDP);
+	world.listener = open_listener(RDMA_PS_TCP);
+	world.service = open_listener(RDMA_PS_UDP);
 }
 
 /* ---- the application ------------------------------------------------------------------------- */
@@ -83,7 +83,7 @@ static void destroy(struct rdma_cm_id **id)
 	*id = NULL;
 }
 
-static void ask_elsewhere(struct rdma_cm_id **id, bool datagrams)
+static void connect_to_peer(struct rdma_cm_id **id, bool datagrams)
 {
 	struct rdma_conn_param said = {.qp_num = 0xffff00};
 	union address to = address_of("127.0.0.1", 7);
@@ -96,13 +96,13 @@ static void ask_elsewhere(struct rdma_cm_id **id, bool datagrams)
 	CHECK_OK(rdma->rdma_connect(*id, &said));
 }
 
-static void act(struct rdma_cm_id **id, const uint8_t *r)
+static void make_call(struct rdma_cm_id **id, const uint8_t *r)
 {
 	struct rdma_conn_param said = {
 		.qp_num = 0xffff80, .private_data = r, .private_data_len = r[1] & 8};
 
 	if (!*id || (r[0] & 7) > 5) {
-		ask_elsewhere(id, r[1] & 1);
+		connect_to_peer(id, r[1] & 1);
 		return;
 	}
 	switch (r[0] & 7) {
@@ -161,7 +161,7 @@ static void deliver(uint8_t peer, const uint8_t *bytes, size_t length)
 /* Send a nearly valid message to the host. Bytes of `r`: 0 type, 1 MAD that it responds to, 2
  * sender, 3 sender's ID, 4 QP number, 5 reason or status, 6 whether it is for a listener, 7-8 and
  * 9-10 position and XOR mask of two corrupted bytes. */
-static void say(const uint8_t *r)
+static void send_mad(const uint8_t *r)
 {
 	const struct soft_cm_mad *to = &world.heard[r[1] % HEARD];
 	struct soft_cm_mad mad = *to;
@@ -194,7 +194,7 @@ static void say(const uint8_t *r)
 	deliver(r[2], bytes, sizeof(bytes));
 }
 
-static void one_thing(const uint8_t *r)
+static void execute_record(const uint8_t *r)
 {
 	unsigned said = world.said;
 	uint8_t bytes[SOFT_MAD_SIZE + 1] = {1, 7, 2, 3};
@@ -208,11 +208,11 @@ static void one_thing(const uint8_t *r)
 	case 2:
 	case 3:
 	case 4:
-		say(r + 1);
+		send_mad(r + 1);
 		CHECK(world.said - said <= 2); /* a REQ may also end an old connection */
 		break;
 	case 5:
-		act(&world.ids[r[1] % IDS], r + 2);
+		make_call(&world.ids[r[1] % IDS], r + 2);
 		break;
 	case 6:
 		take_event();
@@ -232,7 +232,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	soft_device.cm->lingering.seed = 0;
 	soft_cm_id_of(world.listener)->listener->parked.seed = 0;
 	for (size_t at = 0; at + RECORD <= size; at += RECORD)
-		one_thing(data + at);
+		execute_record(data + at);
 	for (int rounds = 0; rounds < 3; rounds++) {
 		while (take_event())
 			;
@@ -245,7 +245,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	CHECK_EQUAL(world.held, 2); /* one per listener */
 	unsigned said = world.said;
 
-	say((const uint8_t[RECORD]){SOFT_CM_REQ - 1, 0, 0, 9, 9, 0, 1, 0, 0, 0, 0});
+	send_mad((const uint8_t[RECORD]){SOFT_CM_REQ - 1, 0, 0, 9, 9, 0, 1, 0, 0, 0, 0});
 	CHECK_EQUAL(world.said - said, 1); /* MRA */
 	CHECK(take_event() && world.ids[0]);
 	destroy(&world.ids[0]);

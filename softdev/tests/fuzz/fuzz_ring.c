@@ -89,7 +89,7 @@ static void open_scene(void)
 
 /* ---- the fuzzer ----------------------------------------------------------------------------- */
 
-static void leave_pipe(void)
+static void close_pipe(void)
 {
 	for (int i = 0; i < 2; i++) {
 		if (world.notify[i] >= 0)
@@ -98,12 +98,12 @@ static void leave_pipe(void)
 	}
 }
 
-static void leave(void)
+static void detach(void)
 {
 	if (world.fd >= 0)
 		close(world.fd);
 	world.fd = -1;
-	leave_pipe();
+	close_pipe();
 	if (!world.memory)
 		return;
 	munmap(world.memory, RINGS);
@@ -114,7 +114,7 @@ static void leave(void)
 
 /* Send a message in the format of attach.c. If `with` is not -1, the message passes this memory
  * descriptor and the read end of a new notify pipe. */
-static void message(uint32_t word, uint32_t port, int with)
+static void send_attach_message(uint32_t word, uint32_t port, int with)
 {
 	uint32_t text[4] = {word, port};
 	struct iovec bytes = {text, sizeof(text)};
@@ -127,7 +127,7 @@ static void message(uint32_t word, uint32_t port, int with)
 	if (world.fd < 0)
 		return;
 	if (with >= 0) {
-		leave_pipe();
+		close_pipe();
 		CHECK_OK(pipe2(world.notify, O_CLOEXEC));
 		letter.msg_control = &control;
 		letter.msg_controllen = sizeof(control);
@@ -148,20 +148,20 @@ static struct soft_ring_shared *positions(int ring)
 
 /* Attach to the device. `wrong` selects an error: 1 clears the magic, 2 passes empty, unsealed
  * memory, and 3 passes no descriptors. */
-static void visit(unsigned wrong)
+static void attach_to_device(unsigned wrong)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int length = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "aiordma/%u",
 			      world.port);
 	int memory = soft_segment_make();
 
-	leave();
+	detach();
 	world.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	CHECK(memory >= 0 && world.fd >= 0);
 	if (connect(world.fd, (struct sockaddr *)&address,
 		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length))) {
 		close(memory);
-		leave();
+		detach();
 		return;
 	}
 	world.memory = mmap(NULL, RINGS, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
@@ -176,13 +176,13 @@ static void visit(unsigned wrong)
 		close(memory);
 		memory = memfd_create("unsealed", MFD_CLOEXEC);
 	}
-	message(1, PEER_PORT, wrong == 3 ? -1 : memory);
+	send_attach_message(1, PEER_PORT, wrong == 3 ? -1 : memory);
 	close(memory);
 	world.peer = 0;
 }
 
 /* Read the device's records, and check that they do not contain the secret. */
-static void listen_to_it(void)
+static void read_device_records(void)
 {
 	struct soft_record record;
 
@@ -194,7 +194,7 @@ static void listen_to_it(void)
 	}
 }
 
-static void put(const struct soft_record *record, const void *payload)
+static void put_record(const struct soft_record *record, const void *payload)
 {
 	const struct iovec iov = {(void *)(uintptr_t)payload, record->length};
 	ssize_t room = world.memory ? soft_ring_room(&world.out, record->length) : 0;
@@ -217,14 +217,14 @@ static void send_hello(const uint8_t *r)
 					 .mtu = IBV_MTU_4096,
 				 });
 	bytes[r[4] % SOFT_HANDSHAKE_SIZE] ^= r[5];
-	put(&(struct soft_record){.kind = 1 + (r[6] & 1),
-				  .to = r[7],
-				  .from = 1 + r[8],
-				  .length = SOFT_HANDSHAKE_SIZE - (r[9] & 7)},
-	    bytes);
+	put_record(&(struct soft_record){.kind = 1 + (r[6] & 1),
+					 .to = r[7],
+					 .from = 1 + r[8],
+					 .length = SOFT_HANDSHAKE_SIZE - (r[9] & 7)},
+		   bytes);
 }
 
-static void say_frame(const uint8_t *r)
+static void send_frame(const uint8_t *r)
 {
 	static const uint8_t opcodes[] = {SOFT_SEND, SOFT_WRITE, SOFT_READ,      SOFT_FETCH_ADD,
 					  SOFT_ACK,  SOFT_NAK,   SOFT_READ_DATA, SOFT_DISCONNECT};
@@ -255,10 +255,10 @@ static void say_frame(const uint8_t *r)
 	if (frame.opcode < SOFT_ACK && !r[3])
 		world.psn = soft_psn_add(world.psn, 1);
 	/* A record must contain whole frames, but this record may be truncated. */
-	put(&(struct soft_record){.kind = 3,
-				  .to = world.peer ^ (r[14] & 1),
-				  .length = length - (r[15] < length ? r[15] : 0)},
-	    bytes);
+	put_record(&(struct soft_record){.kind = 3,
+					 .to = world.peer ^ (r[14] & 1),
+					 .length = length - (r[15] < length ? r[15] : 0)},
+		   bytes);
 }
 
 /* ---- what must hold -------------------------------------------------------------------------- */
@@ -274,11 +274,11 @@ static void take_completions(void)
 	CHECK(world.completed <= world.posted);
 }
 
-static void friends_are_well(void)
+static void expect_friends_work(void)
 {
 	struct side *a = &world.friends[0], *b = &world.friends[1];
 
-	receive_at(b, 1, 8, 8);
+	post_receive_at(b, 1, 8, 8);
 	CHECK_OK(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}));
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 	expect_wc(a, 2, IBV_WC_SUCCESS);
@@ -287,31 +287,31 @@ static void friends_are_well(void)
 static void close_scene(void)
 {
 	fuzz_steps(8);
-	listen_to_it();
+	read_device_records();
 	CHECK_OK(to_state(&world.victim, IBV_QPS_ERR));
 	fuzz_steps(4);
 	take_completions();
 	CHECK_EQUAL(world.completed, world.posted);
 	CHECK_OK(verbs->ibv_destroy_qp(world.victim.qp));
-	leave();
+	detach();
 	fuzz_steps(4);
 	fuzz_pass_time(UINT64_C(100000000000));
 	fuzz_steps(4);
 	for (int i = AREA_OPEN; i <= AREA_LOCAL; i++)
 		dereg(world.mrs[i]);
-	friends_are_well();
+	expect_friends_work();
 	if (!world.sockets)
 		world.sockets = fuzz_sockets();
 	CHECK_EQUAL(fuzz_sockets(), world.sockets);
 }
 
-static void one_thing(const uint8_t *r)
+static void execute_record(const uint8_t *r)
 {
 	struct soft_ring_shared *shown;
 
 	switch (r[0] & 15) {
 	case 0:
-		visit(r[1] & 0x80 ? r[1] & 3 : 0);
+		attach_to_device(r[1] & 0x80 ? r[1] & 3 : 0);
 		break;
 	case 1:
 	case 2:
@@ -321,14 +321,14 @@ static void one_thing(const uint8_t *r)
 	case 4:
 	case 5:
 	case 6:
-		say_frame(r);
+		send_frame(r);
 		break;
 	case 7: /* record of any kind with arbitrary contents */
-		put(&(struct soft_record){.kind = r[1],
-					  .to = r[2] & 1 ? world.peer : r[2],
-					  .from = r[3],
-					  .length = r[4] % 12u},
-		    r + 4);
+		put_record(&(struct soft_record){.kind = r[1],
+						 .to = r[2] & 1 ? world.peer : r[2],
+						 .from = r[3],
+						 .length = r[4] % 12u},
+			   r + 4);
 		break;
 	case 8: /* change a position */
 		if (!world.memory)
@@ -342,10 +342,10 @@ static void one_thing(const uint8_t *r)
 			world.bytes[r[1] & 1][fuzz16(r + 2)] ^= r[4];
 		break;
 	case 10:
-		message(r[1] & 7, (uint32_t)fuzz16(r + 2) << (r[4] & 16), -1);
+		send_attach_message(r[1] & 7, (uint32_t)fuzz16(r + 2) << (r[4] & 16), -1);
 		break;
 	case 11:
-		listen_to_it();
+		read_device_records();
 		break;
 	case 12:
 		fuzz_pass_time(fuzz16(r + 1) * UINT64_C(1000000));
@@ -362,7 +362,7 @@ static void one_thing(const uint8_t *r)
 		break;
 	case 15:
 		if (r[1] & 1)
-			leave();
+			detach();
 		take_completions();
 		break;
 	}
@@ -378,11 +378,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!world.context)
 		open_world();
 	open_scene();
-	visit(0);
+	attach_to_device(0);
 	fuzz_steps(2);
 	for (size_t at = 0; at + RECORD <= size; at += RECORD)
-		one_thing(data + at);
+		execute_record(data + at);
 	close_scene();
-	arena_unharmed();
+	arena_check_unharmed();
 	return 0;
 }

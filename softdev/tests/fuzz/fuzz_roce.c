@@ -29,8 +29,8 @@ static void clear_reserved(uint8_t *bytes)
 		at[0] = at[1] = at[2] = 0, at[3] &= 0x3f;
 }
 
-static void right_packet_is_taken(const struct soft_icrc_flow *flow, const uint8_t *data,
-				  uint8_t *bytes, size_t length)
+static void expect_valid_packet_accepted(const struct soft_icrc_flow *flow, const uint8_t *data,
+					 uint8_t *bytes, size_t length)
 {
 	size_t first = SOFT_ROCE_BTH + data[3] % (length - SOFT_ROCE_BTH + 1);
 	struct iovec pieces[] = {{bytes, first}, {bytes + first, length - first}};
@@ -68,7 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		CHECK(!memcmp(headers, bytes, encoded));
 	}
 	if (length >= SOFT_ROCE_BTH + SOFT_ROCE_ICRC && length % 4 == 0)
-		right_packet_is_taken(&flow, data, bytes, length - SOFT_ROCE_ICRC);
+		expect_valid_packet_accepted(&flow, data, bytes, length - SOFT_ROCE_ICRC);
 	free(bytes);
 	return 0;
 }

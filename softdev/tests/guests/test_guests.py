@@ -61,7 +61,7 @@ def variables(row: Row, link: str, found: Mapping[str, object]) -> dict[str, str
 
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.id)
-def test_row(
+def test_unmodified_program_succeeds_unless_listed_as_failing(
     row: Row, link: str, port: int, tmp_path: Path, found: Found, request: pytest.FixtureRequest
 ) -> None:
     known = row.fails.get(link)

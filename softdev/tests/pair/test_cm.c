@@ -65,12 +65,12 @@ static int mad_counts[16]; /* MADs sent, by message type */
 
 /* Returns whether a GID belongs to no simulated host, because it is an IPv4 address outside of
  * 127.0.0.0/8. */
-static bool is_elsewhere(const union ibv_gid *gid)
+static bool is_unknown_host(const union ibv_gid *gid)
 {
 	return !memcmp(gid, &stranger, 12) && gid->raw[12] != 127;
 }
 
-static void put_on_the_way(struct mad mad)
+static void queue_mad(struct mad mad)
 {
 	for (int i = 0; i < MADS; i++)
 		if (!mads[i].due) {
@@ -86,25 +86,26 @@ static void send_mad(const union ibv_gid *from, const union ibv_gid *to, const u
 {
 	struct mad mad = {.to = 1 - wire.entered, .from_gid = *from, .to_gid = *to};
 	bool lost = chance(plan.loss) ||
-		    (fuzz_now_ns >= plan.cut_at && fuzz_now_ns < plan.heals_at) || is_elsewhere(to);
+		    (fuzz_now_ns >= plan.cut_at && fuzz_now_ns < plan.heals_at) ||
+		    is_unknown_host(to);
 
 	CHECK_EQUAL(length, SOFT_MAD_SIZE);
 	memcpy(mad.bytes, bytes, length);
 	mad_counts[bytes[17] & 15]++;
 	note("%c sends MAD %x%s", "ab"[wire.entered], bytes[17], lost ? ", lost" : "");
 	if (!lost)
-		put_on_the_way(mad);
+		queue_mad(mad);
 	if (!lost && chance(plan.doubling))
-		put_on_the_way(mad);
+		queue_mad(mad);
 	if (plan.hostile && chance(200)) {
 		for (uint32_t i = draw(3); i < 3; i++)
 			mad.bytes[draw(SOFT_MAD_SIZE)] = (uint8_t)draw(256);
-		put_on_the_way(mad);
+		queue_mad(mad);
 	}
 	if (chance(50)) { /* another host sends a copy of the MAD, or a REJ */
 		mad.from_gid = stranger;
 		mad.bytes[17] = chance(500) ? bytes[17] : 0x12;
-		put_on_the_way(mad);
+		queue_mad(mad);
 	}
 }
 
@@ -174,7 +175,7 @@ static struct sockaddr_in local_address(uint16_t port)
 				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 }
 
-static struct rdma_cm_id *listening(int host, enum rdma_port_space space, int backlog)
+static struct rdma_cm_id *open_listener(int host, enum rdma_port_space space, int backlog)
 {
 	struct sockaddr_in address = local_address(0);
 	struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
@@ -199,8 +200,8 @@ static void open_host(int host, int backlog)
 	soft_links = &links[host];
 	soft_unlock();
 	CHECK_OK(fcntl(it->channel->fd, F_SETFL, O_NONBLOCK));
-	it->listening = listening(host, RDMA_PS_TCP, backlog);
-	it->service = listening(host, RDMA_PS_UDP, backlog);
+	it->listening = open_listener(host, RDMA_PS_TCP, backlog);
+	it->service = open_listener(host, RDMA_PS_UDP, backlog);
 	it->port = ntohs(verbs->rdma_get_src_port(it->listening));
 	it->service_port = ntohs(verbs->rdma_get_src_port(it->service));
 	CHECK(it->pd = verbs->ibv_alloc_pd(it->listening->verbs));
@@ -310,7 +311,7 @@ static bool is_client(const struct party *party)
 
 /* Returns the fill pattern of the private data and messages that the party sends, or that it
  * expects if `own` is false. */
-static unsigned words(const struct party *party, bool own)
+static unsigned pattern_of(const struct party *party, bool own)
 {
 	return party->number + (is_client(party) == own ? 0 : 100);
 }
@@ -342,7 +343,7 @@ static void make_queue_pair(struct party *party)
 	CHECK_OK(verbs->rdma_create_qp(party->id, it->pd, &attr));
 	CHECK(party->mr = verbs->ibv_reg_mr(it->pd, party->memory, sizeof(party->memory),
 					    IBV_ACCESS_LOCAL_WRITE));
-	fill(party->memory, MESSAGE, words(party, true));
+	fill(party->memory, MESSAGE, pattern_of(party, true));
 	receive.sg_list =
 		&(struct ibv_sge){(uintptr_t)party->memory + MESSAGE, MESSAGE, party->mr->lkey};
 	CHECK_OK(party->id->verbs->ops.post_recv(party->id->qp, &receive, &bad));
@@ -379,7 +380,7 @@ static bool poll_completions(int host)
 			continue;
 		CHECK(!party->received && wc.byte_len == MESSAGE);
 		CHECK(plan.hostile ||
-		      filled(party->memory + MESSAGE, MESSAGE, words(party, false)));
+		      is_filled(party->memory + MESSAGE, MESSAGE, pattern_of(party, false)));
 		party->received = true;
 		if (party->phase == UP)
 			act_later(party, LONG);
@@ -389,7 +390,7 @@ static bool poll_completions(int host)
 
 static struct rdma_conn_param parameters(const struct party *party, uint8_t *room, uint8_t length)
 {
-	fill(room, length, words(party, true));
+	fill(room, length, pattern_of(party, true));
 	return (struct rdma_conn_param){.qp_num = party->qpn,
 					.private_data = room,
 					.private_data_len = length,
@@ -399,7 +400,7 @@ static struct rdma_conn_param parameters(const struct party *party, uint8_t *roo
 					.rnr_retry_count = 7};
 }
 
-static void ask(struct party *party)
+static void send_connect_request(struct party *party)
 {
 	uint8_t room[SOFT_SIDR_REQ_PRIVATE];
 	struct rdma_conn_param said = parameters(
@@ -431,7 +432,7 @@ static void start_client(int number, int host, uint16_t port)
 	CHECK_OK(verbs->rdma_resolve_addr(party->id, NULL, (struct sockaddr *)&address, 1));
 }
 
-static void up(struct party *party)
+static void on_established(struct party *party)
 {
 	party->was_up = true;
 	if (is_client(party))
@@ -442,7 +443,7 @@ static void up(struct party *party)
 }
 
 /* Finish a service lookup. No further events are expected. */
-static void found(struct party *party)
+static void on_service_found(struct party *party)
 {
 	party->was_up = true;
 	party->phase = GONE;
@@ -463,7 +464,7 @@ static void answer_request(struct party *party)
 	}
 	if (datagrams) {
 		CHECK_OK(verbs->rdma_accept(party->id, &said));
-		found(party);
+		on_service_found(party);
 		if (chance(500))
 			destroy(party);
 		return;
@@ -493,7 +494,7 @@ static void act(struct party *party)
 	} else if (party->phase == RESPONDED) {
 		if (!verbs->rdma_establish(party->id)) {
 			party->phase = UP;
-			up(party);
+			on_established(party);
 		} else {
 			CHECK_EQUAL(errno, EINVAL);
 		}
@@ -509,7 +510,7 @@ static void act(struct party *party)
 
 /* Returns whether a service request may be reported twice. This happens if all responses are lost
  * until the server has forgotten the request. */
-static bool may_ask_twice(void)
+static bool may_be_requested_twice(void)
 {
 	return plan.cut_at < NEVER || plan.dead || plan.loss > 50 || plan.tcp;
 }
@@ -525,7 +526,7 @@ static void take_request(int host, const struct rdma_cm_event *event)
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
 	CHECK(datagrams || event->listen_id == applications[host].listening);
 	CHECK_EQUAL(event->param.conn.private_data_len, length);
-	CHECK(plan.hostile || (said[0] < CLIENTS && filled(said, length, said[0])));
+	CHECK(plan.hostile || (said[0] < CLIENTS && is_filled(said, length, said[0])));
 	unsigned number = datagrams ? SIDR : said[0] % CLIENTS;
 
 	if (plan.hostile && wants_datagrams(number) != datagrams)
@@ -534,7 +535,7 @@ static void take_request(int host, const struct rdma_cm_event *event)
 	/* A second request from a client is valid only if the first was rejected or has ended. */
 	for (; party->phase != NONE; party++)
 		CHECK(party->number != number || plan.hostile ||
-		      (datagrams ? may_ask_twice() : party->phase >= DOWN));
+		      (datagrams ? may_be_requested_twice() : party->phase >= DOWN));
 	CHECK(party < parties + PARTIES - 1);
 	*party = (struct party){.id = event->id,
 				.phase = REQUESTED,
@@ -586,7 +587,7 @@ static void check_not_found(const struct rdma_cm_event *event)
 		CHECK(event->status == -ETIMEDOUT && (plan.cut_at < NEVER || plan.dead));
 }
 
-static void check_words(const struct party *party, const struct rdma_cm_event *event)
+static void check_private_data(const struct party *party, const struct rdma_cm_event *event)
 {
 	const struct rdma_ud_param *ud = &event->param.ud;
 
@@ -596,7 +597,7 @@ static void check_words(const struct party *party, const struct rdma_cm_event *e
 		if (event->event != RDMA_CM_EVENT_ESTABLISHED)
 			return;
 		CHECK_EQUAL(ud->private_data_len, SOFT_SIDR_REP_PRIVATE);
-		CHECK(filled(ud->private_data, SOFT_SIDR_REP_PRIVATE, words(party, false)));
+		CHECK(is_filled(ud->private_data, SOFT_SIDR_REP_PRIVATE, pattern_of(party, false)));
 		CHECK_EQUAL(ud->qp_num, SERVER_QPN + party->number);
 		CHECK_EQUAL(ud->qkey, RDMA_UDP_QKEY);
 		return;
@@ -604,8 +605,8 @@ static void check_words(const struct party *party, const struct rdma_cm_event *e
 	if (event->event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
 	    (event->event == RDMA_CM_EVENT_ESTABLISHED && is_client(party))) {
 		CHECK_EQUAL(event->param.conn.private_data_len, SOFT_CM_REP_PRIVATE);
-		CHECK(filled(event->param.conn.private_data, SOFT_CM_REP_PRIVATE,
-			     words(party, false)));
+		CHECK(is_filled(event->param.conn.private_data, SOFT_CM_REP_PRIVATE,
+				pattern_of(party, false)));
 		CHECK(has_queue_pair(party) ||
 		      event->param.conn.qp_num == SERVER_QPN + party->number);
 	}
@@ -638,7 +639,7 @@ static void take_event(int host, const struct rdma_cm_event *event)
 	before = party->phase;
 	party->phase = phase_after(party, event);
 	CHECK(before != ACCEPTED || party->phase != DOWN || party->ends);
-	check_words(party, event);
+	check_private_data(party, event);
 	if (event->event == RDMA_CM_EVENT_REJECTED)
 		check_rejection(party, event);
 	else if (party->phase == FAILED || (party->phase == DOWN && event->status))
@@ -648,13 +649,13 @@ static void take_event(int host, const struct rdma_cm_event *event)
 	if (party->phase == ROUTES)
 		CHECK_OK(verbs->rdma_resolve_route(party->id, 1));
 	else if (party->phase == ASKED)
-		ask(party);
+		send_connect_request(party);
 	else if (party->phase == RESPONDED)
 		act_later(party, 5 * SECOND);
 	else if (party->phase == UP && wants_datagrams(party->number))
-		found(party);
+		on_service_found(party);
 	else if (party->phase == UP)
-		up(party);
+		on_established(party);
 }
 
 /* Take all pending events and completions. Returns whether there were any. */
@@ -686,7 +687,7 @@ static bool take_events(void)
 
 /* ---- a run ------------------------------------------------------------------------------------- */
 
-static uint64_t next_due(void)
+static uint64_t next_event_time(void)
 {
 	uint64_t next = wire_next();
 
@@ -701,7 +702,7 @@ static uint64_t next_due(void)
 	return applications[1].listening && plan.closes_at < next ? plan.closes_at : next;
 }
 
-static void begin_anew(void)
+static void restart_host(void)
 {
 	bury(&applications[1], sizeof(applications[1]));
 	held[1] = 0;
@@ -739,26 +740,26 @@ static void one_step(uint64_t next)
 	if (plan.closes_at <= fuzz_now_ns)
 		close_listeners(1);
 	if (plan.dies_at <= fuzz_now_ns)
-		begin_anew();
+		restart_host();
 	for (int i = 0; i < PARTIES; i++)
 		if (parties[i].id && parties[i].acts_at <= fuzz_now_ns)
 			act(&parties[i]);
 }
 
 /* Run until nothing is pending. */
-static void run_on(void)
+static void run_until_idle(void)
 {
 	uint64_t end = fuzz_now_ns + 4 * LONG, next;
 
 	take_events();
-	while ((next = next_due()) < NEVER || take_events())
+	while ((next = next_event_time()) < NEVER || take_events())
 		if (next < NEVER) {
 			CHECK(next <= end);
 			one_step(next);
 		}
 }
 
-static uint64_t some_time(unsigned per_mille, uint64_t most)
+static uint64_t random_time_or_never(unsigned per_mille, uint64_t most)
 {
 	return chance(per_mille) ? fuzz_now_ns + fuzz_next(&wire.random) % most : NEVER;
 }
@@ -772,16 +773,16 @@ static void draw_plan(void)
 	plan.loss = chance(500) ? draw(200) : 0;
 	plan.doubling = chance(500) ? draw(500) : 0;
 	plan.delay = delays[draw(4)];
-	plan.cut_at = some_time(200, 20 * SECOND);
+	plan.cut_at = random_time_or_never(200, 20 * SECOND);
 	plan.heals_at = chance(500) ? NEVER : plan.cut_at + fuzz_next(&wire.random) % LONG;
 	plan.tcp = chance(100);
 	if (plan.tcp)
 		plan.cut_at = NEVER;
 	plan.quick = plan.tcp;
 	plan.unruly = plan.tcp || chance(500);
-	plan.closes_at = plan.unruly ? some_time(200, 10 * SECOND) : NEVER;
+	plan.closes_at = plan.unruly ? random_time_or_never(200, 10 * SECOND) : NEVER;
 	plan.hostile = plan.unruly && !plan.tcp && chance(400);
-	plan.dies_at = plan.tcp ? NEVER : some_time(200, 20 * SECOND);
+	plan.dies_at = plan.tcp ? NEVER : random_time_or_never(200, 20 * SECOND);
 	plan.v6 = chance(200);
 	calls.max_frame = (1 + draw(FRAME_MOST / UNIT)) * UNIT;
 }
@@ -794,20 +795,20 @@ static void close_all(void)
 		for (int i = 0; i < PARTIES; i++)
 			if (parties[i].id)
 				destroy(&parties[i]);
-		run_on();
+		run_until_idle();
 	}
 	for (int i = 0; i < SIDES; i++)
 		close_host(i);
 }
 
-static void random_run(void)
+static void random_connections_follow_the_event_order(void)
 {
 	draw_plan();
 	for (int i = 0; i < SIDES; i++)
 		open_host(i, chance(200) ? 1 : 0);
 	for (int i = 0; i < CLIENTS - 1; i++)
 		start_client(i, (int)draw(SIDES), 0);
-	run_on();
+	run_until_idle();
 	for (int i = 0; i < PARTIES; i++) {
 		const struct party *party = &parties[i];
 
@@ -824,7 +825,7 @@ static void random_run(void)
 /* ---- one thing at a time ----------------------------------------------------------------------- */
 
 /* Start a client on host 0. The network loses nothing, and applications take events immediately. */
-static struct party *begin(void)
+static struct party *start_one_client(void)
 {
 	plan.delay = MS;
 	plan.cut_at = plan.heals_at = plan.closes_at = plan.dies_at = NEVER;
@@ -846,7 +847,7 @@ static void wait_until(const struct party *party, enum phase phase, bool acts)
 	uint64_t end = fuzz_now_ns + LONG;
 
 	while (take_events(), party->phase != phase) {
-		uint64_t next = next_due();
+		uint64_t next = next_event_time();
 
 		CHECK(next <= end);
 		one_step(next);
@@ -856,7 +857,7 @@ static void wait_until(const struct party *party, enum phase phase, bool acts)
 }
 
 /* Cut the network, and check that the party fails exactly `milliseconds` later. */
-static void gives_up_after(const struct party *party, uint32_t milliseconds)
+static void expect_gives_up_after(const struct party *party, uint32_t milliseconds)
 {
 	uint64_t asked = fuzz_now_ns;
 
@@ -868,35 +869,35 @@ static void gives_up_after(const struct party *party, uint32_t milliseconds)
 
 /* Test a server that never responds, or that sends only an MRA. The MRA asks the client to give the
  * server's application more time. */
-static void silent_server(void)
+static void client_gives_up_on_a_silent_server(void)
 {
-	struct party *client = begin();
+	struct party *client = start_one_client();
 	bool heard = chance(500);
 
 	client->acts_at = NEVER;
 	plan.cut_at = heard ? NEVER : fuzz_now_ns;
 	wait_until(client, ASKED, false);
 	while (heard && !mad_counts[1])
-		one_step(next_due());
+		one_step(next_event_time());
 	while (heard && soft_cm_id_of(client->id)->link->highest_received != SOFT_CM_MRA)
-		one_step(next_due());
-	gives_up_after(client, heard ? soft_device.cm->limits.service_ms
-				     : soft_device.cm->limits.response_ms);
+		one_step(next_event_time());
+	expect_gives_up_after(client, heard ? soft_device.cm->limits.service_ms
+					    : soft_device.cm->limits.response_ms);
 	close_all();
 }
 
 /* Check that a client that has received an MRA does not repeat its REQ during the time named in the
  * MRA (IBTA 12.6.6). The rejection is lost at first, and is sent again in response to the repeated
  * REQ. */
-static void told_to_wait(void)
+static void mra_delays_the_repeated_request(void)
 {
-	struct party *client = begin();
+	struct party *client = start_one_client();
 	uint64_t told;
 	int asked;
 
 	wait_until(client, ASKED, false);
 	while (soft_cm_id_of(client->id)->link->highest_received != SOFT_CM_MRA)
-		one_step(next_due());
+		one_step(next_event_time());
 	told = fuzz_now_ns;
 	asked = mad_counts[0];
 	wait_until(server(), REQUESTED, false);
@@ -907,7 +908,7 @@ static void told_to_wait(void)
 	CHECK_OK(verbs->rdma_reject(server()->id, NULL, 0));
 	server()->phase = FAILED;
 	while (mad_counts[0] == asked)
-		one_step(next_due());
+		one_step(next_event_time());
 	CHECK_EQUAL(fuzz_now_ns - told, UINT64_C(4096) << 20);
 	wait_until(client, FAILED, false);
 	CHECK(fuzz_now_ns - told < 5 * SECOND);
@@ -917,11 +918,11 @@ static void told_to_wait(void)
 /* Request a datagram service at a port that offers only connections. The client must retry, because
  * a server such as perftest's may be between two listeners. Each request gets one response, and the
  * server keeps no state. */
-static void no_service(void)
+static void lookup_retries_while_port_has_no_service(void)
 {
 	struct party *client = &parties[SIDR];
 
-	begin();
+	start_one_client();
 	destroy(&parties[0]);
 	start_client(SIDR, 0, applications[1].port); /* port of the connection listener */
 	plan.dead = true; /* allows "no service" */
@@ -933,7 +934,7 @@ static void no_service(void)
 }
 
 /* Open a UDP socket for the test, and store its port in `port`. */
-static int plain_socket(uint16_t *port)
+static int open_udp_socket(uint16_t *port)
 {
 	struct sockaddr_in address = local_address(0);
 	socklen_t length = sizeof(address);
@@ -947,7 +948,7 @@ static int plain_socket(uint16_t *port)
 
 /* Test a datagram service that floods the client with invalid responses. Each step reads only some
  * of them. */
-static void flood_of_answers(void)
+static void valid_response_is_found_among_a_flood(void)
 {
 	enum {
 		MANY = 65 /* more than one step reads */
@@ -959,7 +960,7 @@ static void flood_of_answers(void)
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
 	uint16_t port;
-	int fd = plain_socket(&port);
+	int fd = open_udp_socket(&port);
 
 	plan.tcp = true;
 	open_host(0, 0);
@@ -991,13 +992,13 @@ static void flood_of_answers(void)
 
 /* Test a client that never sends an RTU. The server repeats its REP as often as the REQ allows
  * (IBTA 12.7.27). */
-static void silent_client(void)
+static void server_gives_up_on_a_silent_client(void)
 {
-	begin();
+	start_one_client();
 	wait_until(server(), REQUESTED, false);
 	enter(server()->host);
 	answer_request(server());
-	gives_up_after(server(), soft_device.cm->limits.service_ms);
+	expect_gives_up_after(server(), soft_device.cm->limits.service_ms);
 	CHECK(mad_counts[3] > 5 && mad_counts[3] <= TRIES);
 	CHECK(mad_counts[0] <= TRIES);
 	close_all();
@@ -1005,9 +1006,9 @@ static void silent_client(void)
 
 /* Destroy a client that has not received a response, and so does not know the server's
  * communication ID. A late copy of its request must not be reported. */
-static void withdrawn_early(void)
+static void late_copy_of_withdrawn_request_is_ignored(void)
 {
-	struct party *client = begin();
+	struct party *client = start_one_client();
 	struct mad request;
 
 	plan.delay = 1;
@@ -1020,7 +1021,7 @@ static void withdrawn_early(void)
 	while (soft_cm_id_of(server()->id)->state == SOFT_CM_REQUESTED) {
 		for (int i = 0; i < MADS; i++) /* drop MADs to the client */
 			mads[i].due = mads[i].to ? mads[i].due : 0;
-		one_step(next_due());
+		one_step(next_event_time());
 	}
 	deliver(&request);
 	take_events();
@@ -1031,7 +1032,7 @@ static void withdrawn_early(void)
 	close_all();
 }
 
-static void connected(struct party *client)
+static void connect_and_establish(struct party *client)
 {
 	wait_until(server(), REQUESTED, false);
 	act(server());
@@ -1041,14 +1042,14 @@ static void connected(struct party *client)
 }
 
 /* Deliver a copy of a request after its connection has ended. It must not be reported. */
-static void late_request(void)
+static void late_copy_of_ended_request_is_ignored(void)
 {
-	struct party *client = begin();
+	struct party *client = start_one_client();
 	struct mad request;
 
 	wait_until(client, ASKED, false);
 	request = mads[0]; /* the first MAD sent */
-	connected(client);
+	connect_and_establish(client);
 	act(server());
 	wait_until(server(), GONE, false);
 	deliver(&request);
@@ -1059,9 +1060,9 @@ static void late_request(void)
 
 /* Reject the first REQ of a client after its second REQ has been accepted, as if a listener was
  * opened between the two. The client must ignore the late rejection. */
-static void late_rejection(void)
+static void late_rejection_is_ignored(void)
 {
-	struct party *client = begin();
+	struct party *client = start_one_client();
 	struct mad request, rejection;
 	struct soft_cm_mad said;
 
@@ -1080,8 +1081,8 @@ static void late_rejection(void)
 	soft_cm_mad_encode(&said, rejection.bytes);
 	deliver(&rejection);
 	client->acts_at = NEVER;
-	for (const uint64_t until = fuzz_now_ns + 10 * MS; next_due() <= until;)
-		one_step(next_due());
+	for (const uint64_t until = fuzz_now_ns + 10 * MS; next_event_time() <= until;)
+		one_step(next_event_time());
 	take_events();
 	CHECK_EQUAL(client->phase, RESPONDED);
 	act(client);
@@ -1091,18 +1092,18 @@ static void late_rejection(void)
 
 /* Disconnect from a host that has restarted. It has no record of the connection, but confirms the
  * disconnect immediately. */
-static void end_after_death(void)
+static void restarted_host_confirms_a_disconnect(void)
 {
-	struct party *client = begin();
+	struct party *client = start_one_client();
 
-	connected(client);
-	begin_anew();
+	connect_and_establish(client);
+	restart_host();
 	parties[CLIENTS - 1].acts_at = NEVER;
 	enter(0);
 	CHECK_OK(verbs->rdma_disconnect(client->id));
 	wait_until(client, GONE, false);
-	while (next_due() < fuzz_now_ns + SECOND)
-		one_step(next_due());
+	while (next_event_time() < fuzz_now_ns + SECOND)
+		one_step(next_event_time());
 	CHECK_EQUAL(mad_counts[5], 1);
 	CHECK(mad_counts[6] > 0); /* may exceed 1 if another host's copy gets a response, too */
 	plan.unruly = true;
@@ -1112,15 +1113,15 @@ static void end_after_death(void)
 /* Request a connection for a queue pair that is already connected here, as a restarted peer does.
  * The old connection ends and the request is rejected, but the next request succeeds (IBTA
  * 12.9.8.3.1). */
-static void stale_connection(void)
+static void request_for_connected_qp_ends_the_stale_connection(void)
 {
-	struct party *client = begin();
+	struct party *client = start_one_client();
 	const int host = (int)draw(SIDES); /* appears to have restarted */
 	const struct party *old = host ? server() : client, *peer = host ? client : server();
 
 	plan.dead = true; /* allows "stale" */
 	plan.doubling = 1000; /* every MAD arrives twice */
-	connected(client);
+	connect_and_establish(client);
 	for (int i = 1; i < 3; i++) {
 		start_client(2 * i, host, 0);
 		parties[2 * i].qpn = old->qpn;
@@ -1135,7 +1136,7 @@ static void stale_connection(void)
 }
 
 /* Deliver a copy of a MAD with other IDs and the changes that `change` makes. */
-static void forged(struct mad mad, void (*change)(struct soft_cm_mad *mad))
+static void deliver_forged(struct mad mad, void (*change)(struct soft_cm_mad *mad))
 {
 	struct soft_cm_mad said;
 
@@ -1147,18 +1148,18 @@ static void forged(struct mad mad, void (*change)(struct soft_cm_mad *mad))
 	deliver(&mad);
 }
 
-static void without_number(struct soft_cm_mad *mad)
+static void clear_qpn(struct soft_cm_mad *mad)
 {
 	mad->message.qpn = 0;
 }
 
-static void with_long_packets(struct soft_cm_mad *mad)
+static void set_invalid_mtu(struct soft_cm_mad *mad)
 {
 	mad->message.qpn++;
 	mad->message.path_mtu = IBV_MTU_256 + 1;
 }
 
-static void without_mtu(struct soft_cm_mad *mad)
+static void clear_mtu(struct soft_cm_mad *mad)
 {
 	mad->message.qpn++;
 	mad->message.path_mtu = 0;
@@ -1166,20 +1167,20 @@ static void without_mtu(struct soft_cm_mad *mad)
 
 /* Turn a REQ into a SIDR_REQ with the same ID. It is not a duplicate, because the IDs of service
  * requests form a separate space. */
-static void as_question(struct soft_cm_mad *mad)
+static void turn_into_sidr_req(struct soft_cm_mad *mad)
 {
 	mad->message.type = SOFT_SIDR_REQ;
 	mad->local_id--;
 	mad->transaction--;
 }
 
-static void at_another_port(struct soft_cm_mad *mad)
+static void turn_into_sidr_req_at_other_port(struct soft_cm_mad *mad)
 {
 	mad->message.type = SOFT_SIDR_REQ;
 	mad->service_port = applications[1].service_port; /* in another port space */
 }
 
-static void as_found(struct soft_cm_mad *mad)
+static void turn_into_sidr_rep(struct soft_cm_mad *mad)
 {
 	mad->message.type = SOFT_SIDR_REP;
 	mad->remote_id = mad->local_id - 1;
@@ -1187,23 +1188,23 @@ static void as_found(struct soft_cm_mad *mad)
 
 /* Deliver requests that are rejected, have no queue pair or use the ID of another request. They
  * must not affect the client's connection. */
-static void odd_requests(void)
+static void odd_requests_do_not_affect_a_connection(void)
 {
-	struct party *client = begin();
+	struct party *client = start_one_client();
 	struct mad request;
 
 	wait_until(client, ASKED, false);
 	request = mads[0];
-	forged(request, with_long_packets);
-	forged(request, without_mtu);
+	deliver_forged(request, set_invalid_mtu);
+	deliver_forged(request, clear_mtu);
 	CHECK_EQUAL(mad_counts[2], 2);
 	request.to = 0;
-	forged(request, without_number);
-	forged(request, as_found);
-	connected(client);
+	deliver_forged(request, clear_qpn);
+	deliver_forged(request, turn_into_sidr_rep);
+	connect_and_establish(client);
 	request.to = 1;
-	forged(request, as_question);
-	forged(request, at_another_port);
+	deliver_forged(request, turn_into_sidr_req);
+	deliver_forged(request, turn_into_sidr_req_at_other_port);
 	CHECK_EQUAL(mad_counts[8], 2); /* no such service */
 	take_events();
 	CHECK_EQUAL(client->phase, UP);
@@ -1211,19 +1212,19 @@ static void odd_requests(void)
 	close_all();
 }
 
-static void as_end(struct soft_cm_mad *mad)
+static void turn_into_dreq(struct soft_cm_mad *mad)
 {
 	mad->message.type = SOFT_CM_DREQ;
 	mad->remote_id = mad->local_id;
 }
 
-static void as_reply(struct soft_cm_mad *mad)
+static void turn_into_rep(struct soft_cm_mad *mad)
 {
 	mad->message.type = SOFT_CM_REP;
 	mad->remote_id = mad->local_id;
 }
 
-static void at_no_service(struct soft_cm_mad *mad)
+static void change_port(struct soft_cm_mad *mad)
 {
 	mad->service_port++;
 }
@@ -1249,10 +1250,11 @@ static bool is_counted_together(const union ibv_gid *first, const union ibv_gid 
 
 /* Send messages of each kind to host 1 for a second. Their source addresses are in at most
  * `networks` different networks. The applications take no events during that second. */
-static void flood(const struct mad *request, unsigned networks, int per_second)
+static void send_flood(const struct mad *request, unsigned networks, int per_second)
 {
-	void (*const kinds[])(struct soft_cm_mad *mad) = {without_mtu, as_end, as_reply,
-							  at_no_service, at_another_port};
+	void (*const kinds[])(struct soft_cm_mad *mad) = {clear_mtu, turn_into_dreq, turn_into_rep,
+							  change_port,
+							  turn_into_sidr_req_at_other_port};
 	const uint64_t begun = fuzz_now_ns;
 
 	for (int i = 0; i < PARTIES; i++)
@@ -1262,8 +1264,8 @@ static void flood(const struct mad *request, unsigned networks, int per_second)
 		struct mad mad = {.to = 1, .from_gid = stranger, .to_gid = request->to_gid};
 		struct soft_cm_mad said;
 
-		while (next_due() <= due)
-			network_step(next_due());
+		while (next_event_time() <= due)
+			network_step(next_event_time());
 		fuzz_now_ns = due;
 		CHECK(soft_cm_mad_decode(request->bytes, sizeof(request->bytes), &said));
 		do {
@@ -1287,15 +1289,15 @@ static void flood(const struct mad *request, unsigned networks, int per_second)
  * a limited number of responses and pending connections, and must not end an established
  * connection. If the flood comes from only a few networks, the first request from another network
  * must be accepted. */
-static void flood_of_requests(void)
+static void flood_of_requests_is_rate_limited(void)
 {
 	enum { FLOOD = 60000, RATE = 2000, BURST = 1024, REPETITIONS = 5 };
-	struct party *open = begin(), *honest = &parties[2];
+	struct party *open = start_one_client(), *honest = &parties[2];
 	struct mad request;
 
 	wait_until(open, ASKED, false);
 	request = mads[0];
-	connected(open);
+	connect_and_establish(open);
 	plan.unruly = true;
 	plan.cut_at = fuzz_now_ns;
 	/* Heal the network between two retries, during the second flood. */
@@ -1303,13 +1305,13 @@ static void flood_of_requests(void)
 	start_client(2, 0, 0);
 	wait_until(honest, ASKED, false);
 	memset(mad_counts, 0, sizeof(mad_counts));
-	flood(&request, 1 << 16, FLOOD);
+	send_flood(&request, 1 << 16, FLOOD);
 	/* MRA, REJ, DREP and SIDR_REP */
 	int responses = mad_counts[1] + mad_counts[2] + mad_counts[6] + mad_counts[8];
 
 	CHECK(responses > RATE);
 	CHECK(responses <= 2 * (RATE + BURST)); /* an MRA and a later REJ for each request */
-	flood(&request, 16, FLOOD);
+	send_flood(&request, 16, FLOOD);
 	CHECK_EQUAL(mad_counts[0], REPETITIONS);
 	CHECK_EQUAL(soft_cm_id_of(honest->id)->link->highest_received, SOFT_CM_MRA);
 	CHECK_EQUAL(soft_cm_id_of(open->id)->state, SOFT_CM_CONNECTED);
@@ -1320,9 +1322,9 @@ static void flood_of_requests(void)
 
 /* Reject a request after accepting it. The client may have the REP, so the REJ names neither the
  * REQ nor the REP as the rejected message (IBTA 12.6.7). */
-static void taken_back(void)
+static void rejection_after_accept_responds_to_other(void)
 {
-	struct party *client = begin();
+	struct party *client = start_one_client();
 	struct soft_cm_mad said;
 
 	wait_until(server(), REQUESTED, false);
@@ -1339,11 +1341,11 @@ static void taken_back(void)
 }
 
 /* Check that only a limited number of destroyed ids linger to respond to retransmissions. */
-static void few_linger(void)
+static void few_destroyed_ids_linger(void)
 {
 	enum { FEW = 2 };
 
-	begin();
+	start_one_client();
 	enter(0);
 	soft_device.cm->limits.half_open = FEW;
 	for (int i = 1; i < CLIENTS; i++)
@@ -1359,13 +1361,13 @@ static void few_linger(void)
 
 /* Check that listening and connecting fail while another program uses the RoCE port, and succeed
  * when they are repeated later. */
-static void addresses_taken(void)
+static void listen_and_connect_fail_while_port_is_in_use(void)
 {
 	struct rdma_conn_param said = {.qp_num = 7};
 	struct rdma_cm_id *ids[SIDES]; /* a listener and a client */
 	struct sockaddr_in address = local_address(0);
 
-	begin();
+	start_one_client();
 	enter(0);
 	for (int i = 0; i < SIDES; i++)
 		CHECK_OK(
@@ -1395,12 +1397,22 @@ static const struct {
 	void (*run)(void);
 	uint32_t weight;
 } tests[] = {
-	TEST(random_run, 90),     TEST(flood_of_requests, 2), TEST(flood_of_answers, 2),
-	TEST(few_linger, 2),      TEST(addresses_taken, 2),   TEST(no_service, 2),
-	TEST(silent_server, 2),   TEST(silent_client, 2),     TEST(withdrawn_early, 2),
-	TEST(end_after_death, 2), TEST(stale_connection, 2),  TEST(late_request, 2),
-	TEST(late_rejection, 2),  TEST(odd_requests, 2),      TEST(taken_back, 2),
-	TEST(told_to_wait, 2),
+	TEST(random_connections_follow_the_event_order, 90),
+	TEST(flood_of_requests_is_rate_limited, 2),
+	TEST(valid_response_is_found_among_a_flood, 2),
+	TEST(few_destroyed_ids_linger, 2),
+	TEST(listen_and_connect_fail_while_port_is_in_use, 2),
+	TEST(lookup_retries_while_port_has_no_service, 2),
+	TEST(client_gives_up_on_a_silent_server, 2),
+	TEST(server_gives_up_on_a_silent_client, 2),
+	TEST(late_copy_of_withdrawn_request_is_ignored, 2),
+	TEST(restarted_host_confirms_a_disconnect, 2),
+	TEST(request_for_connected_qp_ends_the_stale_connection, 2),
+	TEST(late_copy_of_ended_request_is_ignored, 2),
+	TEST(late_rejection_is_ignored, 2),
+	TEST(odd_requests_do_not_affect_a_connection, 2),
+	TEST(rejection_after_accept_responds_to_other, 2),
+	TEST(mra_delays_the_repeated_request, 2),
 };
 
 static void run(void)

@@ -150,7 +150,7 @@ static bool *spoiled_of(const struct end *end)
 }
 
 /* Enter the host of an end. */
-static struct side *on(struct end *end)
+static struct side *enter_host_of(struct end *end)
 {
 	enter(host_of(end));
 	return &end->side;
@@ -158,7 +158,7 @@ static struct side *on(struct end *end)
 
 static enum ibv_qp_state state(struct end *end)
 {
-	return end->side.qp ? state_of(on(end)) : IBV_QPS_RESET;
+	return end->side.qp ? state_of(enter_host_of(end)) : IBV_QPS_RESET;
 }
 
 /* Returns the index of the connection that uses a channel, or -1 if none does. Used as
@@ -182,7 +182,7 @@ static uint8_t *memory_of(struct end *end, enum area_name area)
 }
 
 /* Returns the address of a byte, given its offset `at` in the memory accessible to the peer. */
-static uint8_t *reached(struct end *end, uint32_t at)
+static uint8_t *address_of_reachable(struct end *end, uint32_t at)
 {
 	return at < areas[TARGET].length ? memory_of(end, TARGET) + at
 					 : memory_of(end, WINDOWED) + (at - areas[TARGET].length);
@@ -197,16 +197,16 @@ static unsigned pattern_of(const struct end *end, int index)
 
 static const uint64_t secret = UINT64_C(0x5ec2e75ec2e7a11d);
 
-static void share(struct end *end, enum area_name area)
+static void register_area(struct end *end, enum area_name area)
 {
 	memset(memory_of(end, area), 0, areas[area].length);
-	CHECK(end->mrs[area] = verbs->ibv_reg_mr(on(end)->pd, memory_of(end, area),
+	CHECK(end->mrs[area] = verbs->ibv_reg_mr(enter_host_of(end)->pd, memory_of(end, area),
 						 areas[area].length, (int)areas[area].rights));
 	end->gone[area] = false;
 }
 
 /* Check that deregistered areas, as well as the gaps between areas, are unchanged. */
-static void nothing_touched(struct end *end)
+static void expect_untouched(struct end *end)
 {
 	size_t from = 0;
 
@@ -234,7 +234,7 @@ static bool takes_receive(enum ibv_wr_opcode opcode)
 	       opcode == IBV_WR_SEND_WITH_INV || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
 
-static bool any_gone(const struct end *end)
+static bool is_any_area_deregistered(const struct end *end)
 {
 	for (int area = 0; area < AREAS; area++)
 		if (end->gone[area] || peer_of(end)->gone[area])
@@ -243,7 +243,7 @@ static bool any_gone(const struct end *end)
 }
 
 /* Apply a request to `bytes`, the model of the peer's memory. */
-static void perform(const struct end *end, int index, uint8_t *bytes)
+static void apply_request(const struct end *end, int index, uint8_t *bytes)
 {
 	const struct work *work = &end->works[index];
 
@@ -264,13 +264,13 @@ static void perform(const struct end *end, int index, uint8_t *bytes)
 
 /* Check that data written before a FLUSH is in memory, unless a later request may have overwritten
  * it. */
-static void flushed(struct end *end, int index)
+static void expect_flushed(struct end *end, int index)
 {
 	const struct work *flush = &end->works[index];
 	struct end *peer = peer_of(end);
 
 	for (uint32_t at = flush->at; at < flush->at + flush->length; at++) {
-		bool right = *reached(peer, at) == peer->before[at];
+		bool right = *address_of_reachable(peer, at) == peer->before[at];
 
 		for (int i = index + 1; i < end->posted && !right; i++)
 			right = end->works[i].opcode != IBV_WR_RDMA_READ &&
@@ -293,17 +293,17 @@ static bool may_fail(const struct end *end, const struct work *work, enum ibv_wc
 		       fuzz_now_ns >= end->progress_at + rnr_retry * rnr_delay_ns;
 	case IBV_WC_LOC_PROT_ERR:
 	case IBV_WC_REM_OP_ERR:
-		return any_gone(end);
+		return is_any_area_deregistered(end);
 	case IBV_WC_REM_INV_REQ_ERR:
 		return peer->fell_short && takes_receive(work->opcode);
 	case IBV_WC_REM_ACCESS_ERR:
-		return any_gone(end) || work->wrong;
+		return is_any_area_deregistered(end) || work->wrong;
 	default:
 		return false;
 	}
 }
 
-static void settle(struct end *end, int index, enum ibv_wc_status status)
+static void settle_request(struct end *end, int index, enum ibv_wc_status status)
 {
 	struct work *work = &end->works[index];
 	const uint8_t *local = memory_of(end, SENDS) + index % DEPTH * longest;
@@ -327,10 +327,10 @@ static void settle(struct end *end, int index, enum ibv_wc_status status)
 	}
 	CHECK(!work->wrong && !end->failed);
 	if (end->type == IBV_QPT_UC)
-		return; /* sent, but perhaps not executed; see memory_is_right */
-	perform(end, index, peer_of(end)->before);
+		return; /* sent, but perhaps not executed; see expect_memory_matches_model */
+	apply_request(end, index, peer_of(end)->before);
 	if (work->opcode == IBV_WR_FLUSH && !peer_of(end)->gone[TARGET])
-		flushed(end, index);
+		expect_flushed(end, index);
 	if (end->gone[SENDS])
 		return;
 	if (work->opcode == IBV_WR_RDMA_READ)
@@ -340,7 +340,7 @@ static void settle(struct end *end, int index, enum ibv_wc_status status)
 		CHECK(!memcmp(local, &work->result, sizeof(work->result)));
 }
 
-static void sent(struct end *end, const struct ibv_wc *wc)
+static void on_sent(struct end *end, const struct ibv_wc *wc)
 {
 	int index = (int)(wc->wr_id & 0xffff);
 
@@ -348,10 +348,10 @@ static void sent(struct end *end, const struct ibv_wc *wc)
 	CHECK(index >= end->completed && index < end->posted);
 	for (; end->completed < index; end->completed++) {
 		CHECK(!end->works[end->completed].signaled);
-		settle(end, end->completed, IBV_WC_SUCCESS);
+		settle_request(end, end->completed, IBV_WC_SUCCESS);
 	}
 	CHECK(wc->status != IBV_WC_SUCCESS || end->works[index].signaled);
-	settle(end, end->completed++, wc->status);
+	settle_request(end, end->completed++, wc->status);
 	end->progress_at = fuzz_now_ns;
 }
 
@@ -387,7 +387,7 @@ static const struct work *next_message(struct end *end, const struct ibv_wc *wc,
 			    (!immediate || wc->imm_data == work->immediate) &&
 			    !!(wc->wc_flags & IBV_WC_WITH_INV) ==
 				    (work->opcode == IBV_WR_SEND_WITH_INV) &&
-			    (!data || !at || filled(at, work->length, pattern_of(peer, number)));
+			    (!data || !at || is_filled(at, work->length, pattern_of(peer, number)));
 
 		if (same)
 			return work;
@@ -396,7 +396,7 @@ static const struct work *next_message(struct end *end, const struct ibv_wc *wc,
 }
 
 /* Check a receive completion. Returns whether the sender requested an event. */
-static bool arrived(struct end *end, const struct ibv_wc *wc)
+static bool on_received(struct end *end, const struct ibv_wc *wc)
 {
 	struct queue *queue = &homes[host_of(end)].queues[(wc->wr_id >> 32) - 1];
 	uint32_t place = take_receive(queue, wc->wr_id);
@@ -451,9 +451,9 @@ static void take_completions(int host)
 			     (unsigned)(wc[i].wr_id & 0xffff),
 			     verbs->ibv_wc_status_str(wc[i].status));
 			if (receive)
-				wakes |= arrived(end, &wc[i]);
+				wakes |= on_received(end, &wc[i]);
 			else
-				sent(end, &wc[i]);
+				on_sent(end, &wc[i]);
 			wakes |= home->armed == ALWAYS || wc[i].status != IBV_WC_SUCCESS;
 			enter(host);
 		}
@@ -490,11 +490,11 @@ static void after_step(void)
 		for (int m = peer->message; m < end->message_count && end->type != IBV_QPT_UC; m++)
 			CHECK(!end->works[end->messages[m]].done ||
 			      end->works[end->messages[m]].failed || is_stopped(host_of(peer)));
-		nothing_touched(end);
+		expect_untouched(end);
 	}
 }
 
-static void pass(uint64_t ns)
+static void advance_time(uint64_t ns)
 {
 	uint64_t until = fuzz_now_ns + ns;
 
@@ -527,7 +527,7 @@ static void post_receive(struct end *end, uint32_t length)
 	uint64_t of = (uint64_t)(queue - homes[host_of(end)].queues + 1) << 32;
 
 	memset(to, 0xee, longest);
-	CHECK_OK(post_recv_wr(on(end),
+	CHECK_OK(post_recv_wr(enter_host_of(end),
 			      &(struct ibv_recv_wr){.wr_id = of | (queue->posted * DEPTH + at),
 						    .sg_list = sges,
 						    .num_sge = first < length ? 2 : 1}));
@@ -537,7 +537,7 @@ static void post_receive(struct end *end, uint32_t length)
 }
 
 /* Returns a length, usually close to a multiple of the path MTU. */
-static uint32_t some_length(void)
+static uint32_t draw_length(void)
 {
 	uint32_t length = draw(longest / unit) * unit + draw(3) - 1;
 
@@ -566,7 +566,7 @@ static const enum ibv_wr_opcode opcodes[] = {
 
 /* Predict the result of a request from `after`, the peer's memory as all earlier requests leave it.
  * Then apply the request to `after`. */
-static void foretell(struct end *end, int index, const struct ibv_send_wr *wr)
+static void predict_result(struct end *end, int index, const struct ibv_send_wr *wr)
 {
 	struct work *work = &end->works[index];
 	uint8_t *after = peer_of(end)->after;
@@ -579,7 +579,7 @@ static void foretell(struct end *end, int index, const struct ibv_send_wr *wr)
 									: work->result;
 	if (work->opcode == IBV_WR_RDMA_READ)
 		memcpy(end->read[index % DEPTH], after + work->at, work->length);
-	perform(end, index, after);
+	apply_request(end, index, after);
 }
 
 /* Choose a place in the peer's memory. Returns false if the request cannot access it now. */
@@ -657,7 +657,7 @@ static int post_flush(struct side *side, const struct ibv_send_wr *wr, uint32_t 
 }
 
 /* Post a request of the given kind, unless the model does not allow it now. */
-static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner manner)
+static void post_if_allowed(struct end *end, enum ibv_wr_opcode opcode, enum manner manner)
 {
 	struct end *peer = peer_of(end);
 	int index = end->posted;
@@ -673,7 +673,7 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 	if (!can_post(end, opcode) || end->posted - end->completed == DEPTH || end->was_reset ||
 	    (!empty && (end->posted == LOG - 1 || end->gone[SENDS])))
 		return;
-	*work = (struct work){.opcode = opcode, .length = atomic ? 8 : empty ? 0 : some_length()};
+	*work = (struct work){.opcode = opcode, .length = atomic ? 8 : empty ? 0 : draw_length()};
 	if ((remote && !empty && !choose_place(end, work)) ||
 	    (opcode == IBV_WR_FLUSH && work->at >= areas[TARGET].length) ||
 	    (opcode == IBV_WR_SEND_WITH_INV && peer->window_is != BOUND) ||
@@ -715,7 +715,7 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 	    work->length <= 128 && chance(500))
 		wr.send_flags |= IBV_SEND_INLINE;
 	if (atomic && opcode != IBV_WR_ATOMIC_WRITE) {
-		wr.wr.atomic.remote_addr = (uintptr_t)reached(peer, work->at);
+		wr.wr.atomic.remote_addr = (uintptr_t)address_of_reachable(peer, work->at);
 		wr.wr.atomic.rkey = windowed ? peer->window_key : peer->mrs[TARGET]->rkey;
 		wr.wr.atomic.compare_add = draw(100);
 		memcpy(&wr.wr.atomic.swap, peer->after + work->at, sizeof(wr.wr.atomic.swap));
@@ -723,7 +723,7 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 			wr.wr.atomic.compare_add = wr.wr.atomic.swap;
 		wr.wr.atomic.swap ^= draw(UINT32_MAX);
 	} else if (remote && !empty) {
-		wr.wr.rdma.remote_addr = (uintptr_t)reached(peer, work->at);
+		wr.wr.rdma.remote_addr = (uintptr_t)address_of_reachable(peer, work->at);
 		wr.wr.rdma.rkey = windowed ? peer->window_key : peer->mrs[TARGET]->rkey;
 		if (work->wrong && chance(500))
 			wr.wr.rdma.remote_addr =
@@ -754,7 +754,7 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 	if (opcode == IBV_WR_RDMA_READ)
 		end->readers[work->at / longest]++;
 	if (!work->wrong)
-		foretell(end, index, &wr);
+		predict_result(end, index, &wr);
 	fill(local, work->length, pattern_of(end, index));
 	if (takes_receive(opcode))
 		end->messages[end->message_count++] = index;
@@ -763,8 +763,8 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 	end->posted++;
 	note("%s posts %d: opcode %d, %u bytes at %u%s", end->name, index, opcode, work->length,
 	     work->at, work->wrong ? ", wrong" : "");
-	CHECK_EQUAL(opcode == IBV_WR_FLUSH ? post_flush(on(end), &wr, work->length)
-					   : post_wr(on(end), &wr),
+	CHECK_EQUAL(opcode == IBV_WR_FLUSH ? post_flush(enter_host_of(end), &wr, work->length)
+					   : post_wr(enter_host_of(end), &wr),
 		    0);
 }
 
@@ -772,7 +772,7 @@ static void post_some(struct end *end, enum ibv_wr_opcode opcode, enum manner ma
 
 static void make_qp(struct end *end)
 {
-	struct side *side = on(end);
+	struct side *side = enter_host_of(end);
 	struct ibv_qp_init_attr_ex attr = {.qp_type = end->type};
 
 	if (end->type == IBV_QPT_XRC_RECV) {
@@ -813,13 +813,13 @@ static void drop_receives(struct end *end)
 static void reset(struct end *end)
 {
 	drop_receives(end);
-	enter_state(on(end), IBV_QPS_RESET);
+	enter_state(enter_host_of(end), IBV_QPS_RESET);
 }
 
 static void destroy(struct end *end)
 {
 	drop_receives(end);
-	destroy_qp(on(end));
+	destroy_qp(enter_host_of(end));
 }
 
 static void begin_life(bool loses)
@@ -837,14 +837,15 @@ static void begin_life(bool loses)
 		end->window_is = UNBOUND;
 		memset(end->readers, 0, sizeof(end->readers));
 		if (end->window)
-			CHECK_OK(on(end)->context->ops.dealloc_mw(end->window));
+			CHECK_OK(enter_host_of(end)->context->ops.dealloc_mw(end->window));
 		for (int area = 0; area < AREAS; area++)
 			if (!end->mrs[area])
-				share(end, (enum area_name)area);
-		CHECK(end->window = on(end)->context->ops.alloc_mw(end->side.pd, IBV_MW_TYPE_2));
+				register_area(end, (enum area_name)area);
+		CHECK(end->window = enter_host_of(end)->context->ops.alloc_mw(end->side.pd,
+									      IBV_MW_TYPE_2));
 		end->window_key = end->window->rkey;
 		for (uint32_t at = 0; at < reach; at += longest)
-			memcpy(end->before + at, reached(end, at), longest);
+			memcpy(end->before + at, address_of_reachable(end, at), longest);
 		memcpy(end->after, end->before, reach);
 		/* Often start just before the PSN wraps. */
 		end->side.psn = chance(700) ? 0xffffff - draw(32) : draw(0x1000000);
@@ -855,11 +856,11 @@ static void begin_life(bool loses)
 	 * connection attempts. */
 	for (struct end *pair = ends; pair < ends_end; pair += SIDES)
 		for (int i = 0, first = chance(500); i < SIDES; i++) {
-			struct address peer = address_of_side(on(&pair[i == first]));
+			struct address peer = address_of_side(enter_host_of(&pair[i == first]));
 
-			bring_up(on(&pair[i != first]), &peer);
+			bring_up(enter_host_of(&pair[i != first]), &peer);
 			if (!i && chance(500))
-				pass(draw(APART_NS));
+				advance_time(draw(APART_NS));
 		}
 	uint64_t until = fuzz_now_ns + CONNECTED_NS;
 
@@ -941,7 +942,7 @@ static void open_home(int host, struct options options)
 }
 
 /* Drop the outstanding requests and receives of an end. */
-static void forget(struct end *end)
+static void forget_requests(struct end *end)
 {
 	for (; end->completed < end->posted; end->completed++)
 		end->works[end->completed].failed = true;
@@ -961,7 +962,7 @@ static void host_dies(int host, bool told)
 		if (host_of(end) != host)
 			continue;
 		bury(end, sizeof(*end));
-		forget(end);
+		forget_requests(end);
 		end->died = true;
 	}
 	open_home(host, homes[host].side.options);
@@ -974,7 +975,7 @@ static void spoil_all(void)
 }
 
 /* Stop posting receives, which spoils all connections that use the queue. */
-static void starve(struct queue *queue)
+static void stop_posting_receives(struct queue *queue)
 {
 	note("no more receives");
 	queue->starves = true;
@@ -993,7 +994,7 @@ static void spoil(bool loses)
 	bool shared = !end->queue || end->queue->srq;
 
 	if (may_run_out && end->queue && chance(300)) {
-		starve(end->queue);
+		stop_posting_receives(end->queue);
 		return;
 	}
 	*spoiled_of(end) = true;
@@ -1002,18 +1003,18 @@ static void spoil(bool loses)
 		if (end->type == IBV_QPT_UC) /* UC rejects nothing */
 			break;
 		note("%s posts what is refused", end->name);
-		post_some(end, chance(500) ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, WRONG);
-		post_some(end, IBV_WR_RDMA_WRITE, USUAL);
+		post_if_allowed(end, chance(500) ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, WRONG);
+		post_if_allowed(end, IBV_WR_RDMA_WRITE, USUAL);
 		break;
 	case 1: /* not for a shared queue, whose receives outlive the connection */
 		if (area == RECEIVES && shared)
 			area = TARGET;
 		for (int i = 0; i < 2; i++) /* requests that the deregistration may interrupt */
-			post_some(peer_of(end), chance(700) ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
-				  USUAL);
-		pass(draw(8000));
+			post_if_allowed(peer_of(end),
+					chance(700) ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, USUAL);
+		advance_time(draw(8000));
 		note("%s deregisters %d", end->name, area);
-		on(end);
+		enter_host_of(end);
 		CHECK_OK(verbs->ibv_dereg_mr(end->mrs[area]));
 		end->mrs[area] = NULL;
 		end->gone[area] = true;
@@ -1021,13 +1022,13 @@ static void spoil(bool loses)
 		break;
 	case 2:
 		note("%s is put into ERR", end->name);
-		enter_state(on(end), IBV_QPS_ERR);
+		enter_state(enter_host_of(end), IBV_QPS_ERR);
 		break;
 	case 3:
 	case 4:
 		note("%s is reset or destroyed", end->name);
 		(chance(500) ? reset : destroy)(end);
-		forget(end);
+		forget_requests(end);
 		break;
 	case 5: /* not for a shared queue, whose receives outlive the connection */
 		end->is_short = !shared;
@@ -1052,7 +1053,7 @@ static void spoil(bool loses)
 	}
 }
 
-static bool is_over(const struct end *end)
+static bool is_finished(const struct end *end)
 {
 	const struct end *peer = peer_of(end);
 
@@ -1062,7 +1063,7 @@ static bool is_over(const struct end *end)
 
 /* Check the memory accessible to the peer against the peer's completed requests. Failed requests
  * may have been executed. */
-static void memory_is_right(struct end *end)
+static void expect_memory_matches_model(struct end *end)
 {
 	static uint8_t one[(PLACES + 1) * LONGEST];
 	static bool right[(PLACES + 1) * LONGEST];
@@ -1074,10 +1075,10 @@ static void memory_is_right(struct end *end)
 
 		work->failed |= *spoiled_of(end) || wire.fault_count || takes_receive(work->opcode);
 		if (!work->failed)
-			perform(peer, i, end->before);
+			apply_request(peer, i, end->before);
 	}
 	for (uint32_t at = 0; at < reach; at++)
-		right[at] = *reached(end, at) == end->before[at] ||
+		right[at] = *address_of_reachable(end, at) == end->before[at] ||
 			    (end->gone[TARGET] && at < areas[TARGET].length);
 	for (int i = 0; i < peer->posted; i++) {
 		const struct work *work = &peer->works[i];
@@ -1086,18 +1087,18 @@ static void memory_is_right(struct end *end)
 		if (!work->failed || work->wrong)
 			continue;
 		memcpy(one + work->at, end->before + work->at, work->length);
-		perform(peer, i, one);
+		apply_request(peer, i, one);
 		for (uint32_t at = work->at; at < to; at++)
-			right[at] |= one[at] == *reached(end, at);
+			right[at] |= one[at] == *address_of_reachable(end, at);
 	}
 	CHECK(!memchr(right, false, reach));
 }
 
-static bool all_over(void)
+static bool are_all_finished(void)
 {
 	EACH(end)
 	{
-		if (!is_over(end))
+		if (!is_finished(end))
 			return false;
 	}
 	return true;
@@ -1121,30 +1122,30 @@ static void end_life(void)
 	{
 		/* Without receives, the end would keep its peer waiting forever. */
 		if (end->gone[RECEIVES] && !end->died && end->side.qp)
-			enter_state(on(end), IBV_QPS_ERR);
+			enter_state(enter_host_of(end), IBV_QPS_ERR);
 		if (!end->failed && end->signaled < end->posted - 1)
 			end->signaled = -DEPTH; /* needs a final signaled request */
 		died |= end->died;
 	}
-	while (!all_over()) {
+	while (!are_all_finished()) {
 		EACH(end)
 		{
 			if (is_stopped(host_of(end)))
 				continue;
 			if (end->signaled == -DEPTH)
-				post_some(end, IBV_WR_RDMA_WRITE, EMPTY);
+				post_if_allowed(end, IBV_WR_RDMA_WRITE, EMPTY);
 			post_receive(end, longest);
 		}
 		after_step();
-		if (all_over())
+		if (are_all_finished())
 			break;
 		CHECK(wire_next() < until);
 		wire_step();
 		after_step();
 	}
-	pass(4 * LATE_NS); /* for the last UC messages to arrive */
+	advance_time(4 * LATE_NS); /* for the last UC messages to arrive */
 	while (is_stopped(0) || is_stopped(1))
-		pass(wire.hosts[is_stopped(1)].stopped_until - fuzz_now_ns);
+		advance_time(wire.hosts[is_stopped(1)].stopped_until - fuzz_now_ns);
 	after_step();
 	/* Each retry needs a cause. Each side may retry twice after a fault: once because of the
 	 * fault, and once because of outdated responses. */
@@ -1157,8 +1158,8 @@ static void end_life(void)
 	      retries <= retried + 4 * wire.fault_count);
 	EACH(end)
 	{
-		if (!end->died) /* nothing_touched has checked the others */
-			memory_is_right(end);
+		if (!end->died) /* expect_untouched has checked the others */
+			expect_memory_matches_model(end);
 	}
 	retried = retries, wire.fault_count = 0;
 	wire.stopped = false;
@@ -1174,12 +1175,12 @@ static void end_life(void)
 	}
 }
 
-static void one_thing(void)
+static void do_random_work(void)
 {
 	struct end *end = &ends[draw((uint32_t)(ends_end - ends))];
 
 	if (is_stopped(host_of(end))) {
-		pass(draw(20000));
+		advance_time(draw(20000));
 		return;
 	}
 	switch (draw(16)) {
@@ -1191,18 +1192,18 @@ static void one_thing(void)
 		break;
 	case 4:
 	case 5:
-		pass(draw(20000) << draw(9));
+		advance_time(draw(20000) << draw(9));
 		break;
 	case 6: /* requests in progress complete, and later requests wait */
 		if (end->type == IBV_QPT_XRC_RECV)
 			break;
 		note("%s is drained", end->name);
 		if (!*spoiled_of(end))
-			enter_state(on(end), IBV_QPS_SQD);
-		post_some(end, IBV_WR_RDMA_WRITE, USUAL);
-		pass(draw(20000));
+			enter_state(enter_host_of(end), IBV_QPS_SQD);
+		post_if_allowed(end, IBV_WR_RDMA_WRITE, USUAL);
+		advance_time(draw(20000));
 		if (state(end) == IBV_QPS_SQD)
-			enter_state(on(end), IBV_QPS_RTS);
+			enter_state(enter_host_of(end), IBV_QPS_RTS);
 		break;
 	case 9:
 		if (wire.per_mille && chance(100) && all_err())
@@ -1211,10 +1212,10 @@ static void one_thing(void)
 	case 7:
 	case 8: /* several requests in a row */
 		for (uint32_t count = draw(DEPTH); count; count--)
-			post_some(end, opcodes[draw(COUNT_OF(opcodes))], USUAL);
+			post_if_allowed(end, opcodes[draw(COUNT_OF(opcodes))], USUAL);
 		break;
 	default:
-		post_some(end, opcodes[draw(COUNT_OF(opcodes))], USUAL);
+		post_if_allowed(end, opcodes[draw(COUNT_OF(opcodes))], USUAL);
 	}
 	after_step();
 }
@@ -1272,7 +1273,7 @@ static void choose_ends(void)
 	}
 }
 
-static void lay_out(void)
+static void lay_out_areas(void)
 {
 	memory = GAP;
 	for (int area = 0; area < AREAS; area++) {
@@ -1299,7 +1300,7 @@ static void run_seed(void)
 		longest = 8 * unit < LONGEST ? 8 * unit : LONGEST;
 		wire.ipv6 = chance(300);
 	}
-	lay_out();
+	lay_out_areas();
 	options.signal_none = true;
 	options.timeout = (uint8_t)(8 + draw(6) + (wire.flows > 1));
 	try_ns = UINT64_C(4096) << options.timeout;
@@ -1326,7 +1327,7 @@ static void run_seed(void)
 				spoil(loses);
 			if (i == spoiled_at + 5 && wire.flows == 1)
 				break;
-			one_thing();
+			do_random_work();
 		}
 		CHECK(mallinfo2().uordblks < heap + HEAP_MOST);
 		current_step = steps[2];
@@ -1344,7 +1345,7 @@ static void run_seed(void)
 	EACH(end)
 	{
 		if (end->queue && end->queue->owner == end && end->queue->srq)
-			CHECK_OK(verbs->ibv_destroy_srq((on(end), end->queue->srq)));
+			CHECK_OK(verbs->ibv_destroy_srq((enter_host_of(end), end->queue->srq)));
 	}
 	for (int host = 0; host < SIDES; host++) {
 		struct home *home = &homes[host];

@@ -327,7 +327,7 @@ static struct rates rates_of(const struct scenario *which)
 		CHECK_EQUAL(write(fds[1], &rates, sizeof(rates)), sizeof(rates));
 		_exit(0);
 	}
-	expect_ended_well(child);
+	expect_exit_success(child);
 	CHECK_EQUAL(read(fds[0], &rates, sizeof(rates)), sizeof(rates));
 	close(fds[0]);
 	close(fds[1]);

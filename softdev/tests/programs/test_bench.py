@@ -11,7 +11,7 @@ from bench import perftest
 from bench.lanes import Options, seconds
 
 
-def test_perftest_comparison_measures_both() -> None:
+def test_perftest_comparison_measures_aiordma_and_perftest() -> None:
     data = perftest.COMPARISON.measure(Options(turns=1, share=0.01))
     for work in (perftest.SEND, perftest.WRITE, perftest.LATENCY):
         for who in ("aiordma", "perftest"):

@@ -64,11 +64,11 @@ def run(commands: str, project: Path) -> str:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_section_commands_work(section: str, project: Path) -> None:
+def test_commands_in_each_page_section_succeed(section: str, project: Path) -> None:
     run_section(section, project)
 
 
-def test_commands_for_two_processes_work(project: Path, port: int) -> None:
+def test_documented_two_process_commands_exchange_pings(project: Path, port: int) -> None:
     installed("rping")
     block, _ = blocks(PAGE, "Several processes, two hosts")
     printed = run(block.commands.replace("7471", str(port)).replace("1D2F", f"{port:04X}"), project)
@@ -163,7 +163,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
-def test_workflow_commands_work(project: Path, job: Job) -> None:
+def test_documented_workflow_commands_succeed(project: Path, job: Job) -> None:
     """Run the commands of the workflow's last step, which uses the action."""
     (workflow,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     commands = textwrap.dedent(workflow.partition("run: |\n")[2])
@@ -174,7 +174,7 @@ def test_workflow_commands_work(project: Path, job: Job) -> None:
     assert not any((job.folder / "rdma-traces").iterdir())
 
 
-def test_action_keeps_traces_when_the_commands_fail(project: Path, job: Job) -> None:
+def test_action_saves_traces_when_a_command_fails(project: Path, job: Job) -> None:
     done = job.step(1, project, run="./write_to_self\necho not reached", faults="loss=1")
     assert done.returncode == 1
     assert "embedded0: transport retries exceeded" in done.stdout
@@ -186,12 +186,12 @@ def test_action_keeps_traces_when_the_commands_fail(project: Path, job: Job) -> 
     assert len([*(job.folder / "rdma-traces").glob("*/*.jsonl")]) == 1
 
 
-def test_action_fails_when_nothing_uses_the_device(project: Path, job: Job) -> None:
+def test_action_fails_when_no_command_uses_the_device(project: Path, job: Job) -> None:
     assert job.step(1, project, run="true").returncode == 125
     assert job.step(1, project, run="true", must_use="false").returncode == 0
 
 
-def test_action_rejects_inputs_without_effect(project: Path, job: Job) -> None:
+def test_action_rejects_invalid_and_unused_inputs(project: Path, job: Job) -> None:
     for value in "yes", "True", "":
         done = job.step(1, project, run="true", must_use=value)
         assert done.stdout == f"::error::must-use is true or false, not '{value}'\n"
@@ -201,7 +201,7 @@ def test_action_rejects_inputs_without_effect(project: Path, job: Job) -> None:
     assert done.returncode == 1
 
 
-def test_action_installs_into_the_given_interpreter(project: Path, job: Job) -> None:
+def test_action_adds_only_the_aiordma_command_to_path(project: Path, job: Job) -> None:
     """Later steps get the `aiordma` command on their PATH, but not the rest of the environment."""
     done = job.step(0, project, python=str(job.folder / "aiordma/bin/python"), version="0.0.0")
     assert done.returncode != 0

@@ -46,7 +46,7 @@ def test_udaddy_transfers_datagrams() -> None:
         assert "data transfers complete" in done.text
 
 
-def test_rdma_server_and_client_finish(port: int) -> None:
+def test_rdma_server_and_client_exit_successfully(port: int) -> None:
     """These programs use rdma_create_ep and blocking calls. See rdma_server(1)."""
     server, client = run_pair(
         ["rdma_server", "-p", str(port)], ["rdma_client", "-s", "127.0.0.1", "-p", str(port)], port
@@ -65,7 +65,7 @@ def test_mckey_transfers_multicast_datagrams(port: int) -> None:
         assert "data transfers complete" in done.text
 
 
-def test_rdma_xserver_and_xclient_finish(port: int) -> None:
+def test_rdma_xserver_and_xclient_exit_successfully(port: int) -> None:
     """The id creates a queue pair with a shared receive queue. See rdma_xserver(1)."""
     server, client = run_pair(
         ["rdma_xserver", "-c", "r", "-p", str(port)],

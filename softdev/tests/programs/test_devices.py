@@ -36,35 +36,35 @@ def test_ibv_devinfo_reports_an_unknown_device() -> None:
     assert done.errors == "IB device 'nothing0' wasn't found\n"
 
 
-def test_ibv_devinfo_matches_aiordma(embedded: verbs.Device) -> None:
-    told = fields(run_program("ibv_devinfo", "-v").expect())
+def test_ibv_devinfo_reports_the_same_attributes_as_aiordma(embedded: verbs.Device) -> None:
+    reported = fields(run_program("ibv_devinfo", "-v").expect())
     with embedded.open() as context:
         device, port = context.query_device(), context.query_port()
         gids = [(entry.gid_index, entry.gid) for entry in context.query_gid_table()]
     guid = f"{device.node_guid:016x}"
-    assert told["hca_id"] == "embedded0"
-    assert told["node_guid"] == ":".join(guid[at : at + 4] for at in range(0, 16, 4))
+    assert reported["hca_id"] == "embedded0"
+    assert reported["node_guid"] == ":".join(guid[at : at + 4] for at in range(0, 16, 4))
     for name in (
         "max_qp", "max_qp_wr", "max_sge", "max_cq", "max_cqe", "max_mr", "max_pd", "max_ah",
         "max_mw", "max_srq", "max_srq_wr", "max_srq_sge", "max_mcast_grp", "max_qp_rd_atom",
         "max_pkeys", "phys_port_cnt", "local_ca_ack_delay",
     ):  # fmt: skip
         # ibv_devinfo omits some limits that are 0.
-        assert int(told.get(name, 0)) == getattr(device, name), name
-    assert int(told["max_mr_size"], 16) == device.max_mr_size
-    assert told["state"] == f"PORT_{port.state.name} ({int(port.state)})"
-    assert told["active_mtu"].startswith(f"{port.active_mtu.bytes} ")
-    assert told["link_layer"] == "Ethernet"
-    assert int(told["gid_tbl_len"]) == port.gid_tbl_len
-    assert int(told["max_msg_sz"], 16) == port.max_msg_sz
-    assert told["phys_state"] == "LINK_UP (5)"
+        assert int(reported.get(name, 0)) == getattr(device, name), name
+    assert int(reported["max_mr_size"], 16) == device.max_mr_size
+    assert reported["state"] == f"PORT_{port.state.name} ({int(port.state)})"
+    assert reported["active_mtu"].startswith(f"{port.active_mtu.bytes} ")
+    assert reported["link_layer"] == "Ethernet"
+    assert int(reported["gid_tbl_len"]) == port.gid_tbl_len
+    assert int(reported["max_msg_sz"], 16) == port.max_msg_sz
+    assert reported["phys_state"] == "LINK_UP (5)"
     assert len(gids) == port.gid_tbl_len
 
 
-def test_ibv_devinfo_shows_the_type_of_gids(embedded: verbs.Device) -> None:
+def test_ibv_devinfo_lists_each_gid_as_roce_v2(embedded: verbs.Device) -> None:
     text = run_program("ibv_devinfo", "-v").expect()
-    told = re.findall(r"GID\[\s*(\d+)\]:\s+(\S+), RoCE v2$", text, re.MULTILINE)
+    reported = re.findall(r"GID\[\s*(\d+)\]:\s+(\S+), RoCE v2$", text, re.MULTILINE)
     with embedded.open() as context:
-        assert told == [
+        assert reported == [
             (str(entry.gid_index), str(entry.gid)) for entry in context.query_gid_table()
         ]

@@ -15,7 +15,7 @@ from .conftest import installed, run_pair
 ROWS = re.findall(r"^\| `aiordma run (.*)` \| `aiordma run (.*)` \|$", PAGE.read_text(), re.M)
 
 
-def test_run_section_commands_work(tmp_path: Path) -> None:
+def test_run_section_commands_list_the_embedded_device(tmp_path: Path) -> None:
     installed("ibv_devices")
     printed = run_section("run", tmp_path)
     assert re.search(r"^ +embedded0 +\t[0-9a-f]{16}$", printed, re.MULTILINE)
@@ -23,7 +23,7 @@ def test_run_section_commands_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("server", "client"), ROWS)
-def test_program_pairs_of_the_page_work(server: str, client: str, port: int) -> None:
+def test_documented_program_pairs_succeed(server: str, client: str, port: int) -> None:
     """Use a free port, since the default one may be in use."""
     assert len(ROWS) == 3
     own = ["-p", str(port)]

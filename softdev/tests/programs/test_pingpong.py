@@ -65,7 +65,7 @@ def test_pingpong_verifies_every_byte(program: str, options: str, port: int) -> 
 
 @pytest.mark.parametrize("wire", ["shared", "tcp"])
 @pytest.mark.parametrize("options", ["", "-e"])
-def test_xsrq_pingpong_succeeds(
+def test_ibv_xsrq_pingpong_succeeds(
     options: str, wire: str, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each side addresses the other's shared receive queue by its number."""

@@ -68,7 +68,7 @@ def number(name: str, text: str) -> int:
     return int({"True": "1", "False": "0"}.get(text, text), 16 if name in {"immdt", "ieth"} else 0)
 
 
-def test_tshark_dissects_packets_as_encoded(tmp_path: Path) -> None:
+def test_tshark_decodes_the_encoded_header_fields(tmp_path: Path) -> None:
     """There must be no complaints. RPC over RDMA is disabled, because the payload is random."""
     installed("tshark")
     packets = [line.split() for line in VECTORS.read_text().splitlines()]

@@ -108,7 +108,7 @@ def judge(done: Ended, passing: int) -> None:
 
 @pytest.mark.timeout(LIMIT + 60)
 @pytest.mark.parametrize("links", ["shared", "tcp"])
-def test_upstream_tests_pass(
+def test_rdma_core_tests_pass_on_the_embedded_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: str, port: int
 ) -> None:
     monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", links)

@@ -128,7 +128,7 @@ def built(version: str, folder: Path) -> None:
 
 @pytest.mark.timeout(3600)  # for the compiler, on a machine with two busy cores
 @pytest.mark.parametrize("version", PASSING)
-def test_newer_upstream_tests_pass(
+def test_newer_rdma_core_tests_pass_on_the_embedded_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, port: int
 ) -> None:
     folder = BUILDS / version

@@ -40,7 +40,7 @@ static inline int adopt(struct side *side)
 }
 
 /* Send a frame. A NULL payload sends zeros. A payload of more than 4096 bytes is omitted. */
-static inline void say_frame(int fd, struct soft_frame frame, const void *payload)
+static inline void send_stream_frame(int fd, struct soft_frame frame, const void *payload)
 {
 	uint8_t bytes[SOFT_FRAME_HEADER + 4096] = {0};
 	size_t length = frame.length <= 4096 ? frame.length : 0;
@@ -48,19 +48,19 @@ static inline void say_frame(int fd, struct soft_frame frame, const void *payloa
 	soft_frame_encode(bytes, &frame);
 	if (payload)
 		memcpy(bytes + SOFT_FRAME_HEADER, payload, length);
-	say_bytes(fd, bytes, SOFT_FRAME_HEADER + length);
+	send_record_bytes(fd, bytes, SOFT_FRAME_HEADER + length);
 }
 
-static inline struct soft_frame hear_frame(int fd, uint8_t *payload, size_t room)
+static inline struct soft_frame receive_stream_frame(int fd, uint8_t *payload, size_t room)
 {
-	struct soft_frame frame = hear_header(fd);
+	struct soft_frame frame = receive_frame_header(fd);
 
 	CHECK(frame.length <= room);
-	CHECK(hear_bytes(fd, payload, frame.length));
+	CHECK(receive_record_bytes(fd, payload, frame.length));
 	return frame;
 }
 
-static inline void until_state(struct side *side, enum ibv_qp_state state)
+static inline void wait_for_state(struct side *side, enum ibv_qp_state state)
 {
 	while (state_of(side) != state)
 		soft_progress();

@@ -21,7 +21,7 @@ static const char *current_step = "start";
 		call;                                                                              \
 	} while (0)
 
-static inline void hangs(int signal)
+static inline void fail_on_timeout(int signal)
 {
 	(void)signal;
 	if (write(2, current_step, strlen(current_step)) < 0 || write(2, " hangs\n", 7) < 0)
@@ -32,7 +32,7 @@ static inline void hangs(int signal)
 /* Kill the test after ten times `seconds`, because a busy machine may be that slow. */
 static inline void limit_seconds(unsigned seconds)
 {
-	signal(SIGALRM, hangs);
+	signal(SIGALRM, fail_on_timeout);
 	alarm(seconds * 10);
 }
 

@@ -147,7 +147,8 @@ static inline struct side side_with_id(void)
 	return side_of(RDMA_PS_TCP);
 }
 
-static inline struct side bound(enum rdma_port_space space, const char *text, uint16_t port)
+static inline struct side open_bound_side(enum rdma_port_space space, const char *text,
+					  uint16_t port)
 {
 	union address address = address_of(text, port);
 	struct side side = side_of(space);
@@ -275,7 +276,7 @@ static inline void side_close(struct side *side)
 
 static inline struct side listen_at(const char *text, uint16_t port)
 {
-	struct side side = bound(RDMA_PS_TCP, text, port);
+	struct side side = open_bound_side(RDMA_PS_TCP, text, port);
 
 	CHECK_OK(rdma->rdma_listen(side.id, 16));
 	return side;
@@ -313,7 +314,7 @@ static inline void side_ask(struct side *side, const char *text, uint16_t port)
 }
 
 /* Open a side and send a connection request. */
-static inline struct side ask(const char *text, uint16_t port)
+static inline struct side start_connecting(const char *text, uint16_t port)
 {
 	struct side side = side_with_id();
 
@@ -351,7 +352,7 @@ static inline void expect_established(struct side *client, struct side *server)
 static inline void connect_sides(struct side *listener, const char *text, struct side *client,
 				 struct side *server)
 {
-	*client = ask(text, port_of(listener->id));
+	*client = start_connecting(text, port_of(listener->id));
 	*server = take_request(listener);
 	accept_side(server);
 	expect_established(client, server);
@@ -369,16 +370,16 @@ struct connection {
 	struct side listener, client, server; /* the server uses the listener's channel */
 };
 
-static inline struct connection requested(void)
+static inline struct connection open_requested_connection(void)
 {
 	struct connection it = {.listener = listen_at(host, 0)};
 
-	it.client = ask(host, port_of(it.listener.id));
+	it.client = start_connecting(host, port_of(it.listener.id));
 	it.server = take_request(&it.listener);
 	return it;
 }
 
-static inline struct connection connected(void)
+static inline struct connection open_connection(void)
 {
 	struct connection it = {.listener = listen_at(host, 0)};
 

@@ -5,7 +5,7 @@
 
 #include "cm/cm_internal.h"
 
-static inline int tcp_to(uint16_t port)
+static inline int connect_tcp(uint16_t port)
 {
 	union address address = address_of(host, port);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -33,7 +33,7 @@ static inline void write_all(int fd, const void *bytes, size_t length)
 	CHECK_EQUAL(send(fd, bytes, length, MSG_NOSIGNAL), length);
 }
 
-static inline void say(int fd, struct soft_cm_message message)
+static inline void send_cm_message(int fd, struct soft_cm_message message)
 {
 	uint8_t bytes[SOFT_MAD_SIZE];
 
@@ -42,7 +42,7 @@ static inline void say(int fd, struct soft_cm_message message)
 }
 
 /* Receive the next message, which must have this type. MRA messages may precede it. */
-static inline struct soft_cm_message hear(int fd, enum soft_cm_type type)
+static inline struct soft_cm_message expect_cm_message(int fd, enum soft_cm_type type)
 {
 	uint8_t bytes[SOFT_MAD_SIZE];
 	struct soft_cm_message message;
@@ -61,11 +61,11 @@ static const struct soft_cm_message good_request = {
 	.type = SOFT_CM_REQ, .port_space = RDMA_PS_TCP, .qp_type = IBV_QPT_RC, .qpn = 77, .psn = 5};
 
 /* Send a request to a listener. Returns the socket; `server` receives the side of the request. */
-static inline int asking(struct side *listener, struct side *server)
+static inline int send_good_request(struct side *listener, struct side *server)
 {
-	int fd = tcp_to(port_of(listener->id));
+	int fd = connect_tcp(port_of(listener->id));
 
-	say(fd, good_request);
+	send_cm_message(fd, good_request);
 	*server = take_request(listener);
 	return fd;
 }

@@ -25,12 +25,12 @@ static inline void no_faults(void)
 }
 
 /* Select the kind of links for devices that are opened from now on. */
-static inline void links_of(const char *wire)
+static inline void use_links(const char *wire)
 {
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", wire, 1));
 }
 
-static inline struct aiordma_fault_counts counts(void)
+static inline struct aiordma_fault_counts fault_counts(void)
 {
 	struct aiordma_fault_counts counts;
 

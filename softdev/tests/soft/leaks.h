@@ -8,7 +8,7 @@
 
 #include "cm_check.h"
 
-static inline int entries_of(const char *folder)
+static inline int count_entries(const char *folder)
 {
 	DIR *directory = opendir(folder);
 	int count = 0;
@@ -36,10 +36,10 @@ static inline int shared_mappings(void)
 
 /* Returns the number of file descriptors and shared mappings, times 1000, plus the number of
  * threads. */
-static inline int resources(void)
+static inline int count_resources(void)
 {
-	return (entries_of("/proc/self/fd") + shared_mappings()) * 1000 +
-	       entries_of("/proc/self/task");
+	return (count_entries("/proc/self/fd") + shared_mappings()) * 1000 +
+	       count_entries("/proc/self/task");
 }
 
 static inline int open_sockets(void)
@@ -60,11 +60,11 @@ static inline int open_sockets(void)
 	return count;
 }
 
-/* Returns whether resources() is back at `before`. The number of threads may also be lower, because
+/* Returns whether count_resources() is back at `before`. The number of threads may also be lower, because
  * a joined thread remains listed briefly and may have been counted in `before`. */
 static inline bool as_before(int before)
 {
-	int now = resources();
+	int now = count_resources();
 
 	return now / 1000 == before / 1000 && now % 1000 <= before % 1000;
 }
@@ -76,5 +76,5 @@ static inline void expect_resources(int before)
 	for (int i = 0; i < 20000 && !as_before(before); i++)
 		CHECK_EQUAL(poll(NULL, 0, 1), 0);
 	if (!as_before(before))
-		CHECK_EQUAL(resources(), before);
+		CHECK_EQUAL(count_resources(), before);
 }

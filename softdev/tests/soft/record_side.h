@@ -24,7 +24,7 @@ static inline void record_header(uint8_t *at, enum soft_record_kind kind, uint32
 }
 
 /* Send frames of `length` bytes as one record, but without the last `missing` bytes. */
-static inline void say_cut(int fd, const void *frames, size_t length, size_t missing)
+static inline void send_split_record(int fd, const void *frames, size_t length, size_t missing)
 {
 	uint8_t bytes[RECORD_HEADER + 8192];
 
@@ -35,12 +35,12 @@ static inline void say_cut(int fd, const void *frames, size_t length, size_t mis
 	CHECK_EQUAL(send(fd, bytes, length, MSG_NOSIGNAL), length);
 }
 
-static inline void say_bytes(int fd, const void *frames, size_t length)
+static inline void send_record_bytes(int fd, const void *frames, size_t length)
 {
-	say_cut(fd, frames, length, 0);
+	send_split_record(fd, frames, length, 0);
 }
 
-static inline bool hear_exactly(int fd, void *bytes, size_t length)
+static inline bool receive_exactly(int fd, void *bytes, size_t length)
 {
 	struct pollfd wait = {.fd = fd, .events = POLLIN};
 
@@ -60,7 +60,7 @@ static uint32_t record_left[1024]; /* unread bytes of the current record, by des
 
 /* Read the next bytes of frames across records. Returns false if the channel or the stream has
  * ended. */
-static inline bool hear_bytes(int fd, void *bytes, size_t length)
+static inline bool receive_record_bytes(int fd, void *bytes, size_t length)
 {
 	uint8_t header[RECORD_HEADER];
 
@@ -69,7 +69,7 @@ static inline bool hear_bytes(int fd, void *bytes, size_t length)
 		uint32_t part = record_left[fd] < length ? record_left[fd] : (uint32_t)length;
 
 		if (!part) {
-			if (!hear_exactly(fd, header, sizeof(header)))
+			if (!receive_exactly(fd, header, sizeof(header)))
 				return false;
 			if (header[3] == SOFT_RECORD_END)
 				return false;
@@ -78,7 +78,7 @@ static inline bool hear_bytes(int fd, void *bytes, size_t length)
 			record_left[fd] = soft_take32(header) & 0xffffff;
 			continue;
 		}
-		if (!hear_exactly(fd, bytes, part))
+		if (!receive_exactly(fd, bytes, part))
 			return false;
 		record_left[fd] -= part;
 		bytes = (uint8_t *)bytes + part;
@@ -87,12 +87,12 @@ static inline bool hear_bytes(int fd, void *bytes, size_t length)
 	return true;
 }
 
-static inline struct soft_frame hear_header(int fd)
+static inline struct soft_frame receive_frame_header(int fd)
 {
 	uint8_t header[SOFT_FRAME_HEADER];
 	struct soft_frame frame;
 
-	CHECK(hear_bytes(fd, header, sizeof(header)));
+	CHECK(receive_record_bytes(fd, header, sizeof(header)));
 	CHECK(soft_frame_decode(header, &frame));
 	return frame;
 }
@@ -102,7 +102,7 @@ static inline void expect_record_end(int fd)
 {
 	uint8_t byte;
 
-	CHECK(!hear_bytes(fd, &byte, 1));
+	CHECK(!receive_record_bytes(fd, &byte, 1));
 	CHECK(recv(fd, &byte, 1, MSG_WAITALL) <= 0);
 }
 

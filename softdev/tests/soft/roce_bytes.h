@@ -39,7 +39,7 @@ static inline size_t build_from(uint16_t port, uint8_t *bytes, const uint8_t sou
 	return length + sizeof(icrc);
 }
 
-static inline bool comes(int fd, int milliseconds)
+static inline bool has_packet_within(int fd, int milliseconds)
 {
 	return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, milliseconds) == 1;
 }
@@ -53,7 +53,7 @@ static inline int traffic_class_at(int fd)
 	} control;
 	struct msghdr message = {.msg_control = &control, .msg_controllen = sizeof(control)};
 
-	CHECK(comes(fd, WAIT_MS));
+	CHECK(has_packet_within(fd, WAIT_MS));
 	CHECK(recvmsg(fd, &message, MSG_PEEK) >= 0);
 	CHECK_EQUAL(control.control.cmsg_type, IP_TOS);
 	return *CMSG_DATA(&control.control);
@@ -69,7 +69,7 @@ static inline struct soft_roce_packet packet_at(int peer)
 	struct soft_roce_packet packet;
 	struct soft_icrc_flow flow;
 
-	CHECK(comes(peer, WAIT_MS));
+	CHECK(has_packet_within(peer, WAIT_MS));
 	ssize_t length =
 		recvfrom(peer, bytes, sizeof(bytes), 0, (struct sockaddr *)&from, &from_length);
 

@@ -28,7 +28,7 @@ static inline struct sockaddr_in port_at(const uint8_t gid[16])
 	return address;
 }
 
-static inline int bound(const uint8_t gid[16])
+static inline int bind_udp_socket(const uint8_t gid[16])
 {
 	const struct sockaddr_in here = port_at(gid);
 	const int discover = IP_PMTUDISC_DO, room = 1 << 20;
@@ -58,8 +58,8 @@ static inline void open_stage(struct stage *stage, struct options options)
 {
 	const struct address peer = address_of_peer();
 
-	stage->peer = bound(peer_gid);
-	stage->stranger = bound(stranger_gid);
+	stage->peer = bind_udp_socket(peer_gid);
+	stage->stranger = bind_udp_socket(stranger_gid);
 	stage->psn = PEER_PSN;
 	options.timeout = 255; /* no timeout, so that a slow test causes no retransmission */
 	if (!options.mtu)
@@ -83,7 +83,7 @@ static inline size_t build(uint8_t *bytes, const uint8_t source[16],
 	return build_from(SOFT_ROCE_PORT, bytes, source, device_gid, packet);
 }
 
-static inline void throw_bytes(int fd, const uint8_t *bytes, size_t length)
+static inline void send_bytes(int fd, const uint8_t *bytes, size_t length)
 {
 	const struct sockaddr_in to = port_at(device_gid);
 
@@ -105,17 +105,17 @@ static inline struct soft_roce_packet packet_of(const struct stage *stage, uint8
 	};
 }
 
-static inline void throw(const struct stage *stage, struct soft_roce_packet packet)
+static inline void send_packet(const struct stage *stage, struct soft_roce_packet packet)
 {
 	uint8_t bytes[LONGEST];
 
-	throw_bytes(stage->peer, bytes, build(bytes, peer_gid, &packet));
+	send_bytes(stage->peer, bytes, build(bytes, peer_gid, &packet));
 }
 
 /* Send the peer's next request. */
-static inline void request(struct stage *stage, uint8_t opcode, uint32_t length)
+static inline void send_request(struct stage *stage, uint8_t opcode, uint32_t length)
 {
-	throw(stage, packet_of(stage, opcode, length));
+	send_packet(stage, packet_of(stage, opcode, length));
 	stage->psn = (stage->psn + 1) & 0xffffff;
 }
 
@@ -129,8 +129,8 @@ static inline struct soft_roce_packet next_packet(const struct stage *stage, uin
 }
 
 /* Expect an acknowledgement or a NAK with this PSN and syndrome. */
-static inline struct soft_roce_packet answer(const struct stage *stage, uint32_t psn,
-					     uint8_t syndrome)
+static inline struct soft_roce_packet expect_response(const struct stage *stage, uint32_t psn,
+						      uint8_t syndrome)
 {
 	struct soft_roce_packet packet = next_packet(stage, SOFT_ROCE_ACKNOWLEDGE);
 
@@ -141,10 +141,10 @@ static inline struct soft_roce_packet answer(const struct stage *stage, uint32_t
 
 enum { DONE = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS };
 
-static inline void no_answer(const struct stage *stage)
+static inline void expect_no_response(const struct stage *stage)
 {
-	CHECK(!comes(stage->peer, QUIET_MS));
-	CHECK(!comes(stage->stranger, 0));
+	CHECK(!has_packet_within(stage->peer, QUIET_MS));
+	CHECK(!has_packet_within(stage->stranger, 0));
 }
 
 static inline void acknowledge(struct stage *stage, uint32_t psn, uint8_t syndrome)
@@ -153,7 +153,7 @@ static inline void acknowledge(struct stage *stage, uint32_t psn, uint8_t syndro
 
 	packet.psn = psn & 0xffffff;
 	packet.syndrome = syndrome;
-	throw(stage, packet);
+	send_packet(stage, packet);
 }
 
 /* Expect packet `i` of the first message, which is a SEND of `packets` packets. */

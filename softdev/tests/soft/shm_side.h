@@ -36,7 +36,7 @@ static inline uint8_t pattern(uint64_t at)
 	return (uint8_t)(at * 31 + (at >> 9));
 }
 
-static inline void tell_end(struct end *end)
+static inline void notify_end(struct end *end)
 {
 	const uint64_t one = 1;
 
@@ -74,7 +74,7 @@ static inline void end_accepted(struct soft_chan *chan, const uint8_t *handshake
 	end->accepted = true;
 	memcpy(end->handshake, handshake, SOFT_HANDSHAKE_SIZE);
 	send_more(end);
-	tell_end(end);
+	notify_end(end);
 }
 
 static inline void end_data(struct soft_chan *chan, const uint8_t *bytes, size_t length,
@@ -91,7 +91,7 @@ static inline void end_data(struct soft_chan *chan, const uint8_t *bytes, size_t
 		end->to_send++;
 		send_more(end);
 	}
-	tell_end(end);
+	notify_end(end);
 }
 
 static inline void end_writable(struct soft_chan *chan)
@@ -99,7 +99,7 @@ static inline void end_writable(struct soft_chan *chan)
 	struct end *end = soft_container(chan, struct end, chan);
 
 	send_more(end);
-	tell_end(end);
+	notify_end(end);
 }
 
 static inline void end_exited(struct soft_chan *chan, uint64_t missing)
@@ -108,7 +108,7 @@ static inline void end_exited(struct soft_chan *chan, uint64_t missing)
 	CHECK_EQUAL(missing, 0);
 }
 
-static inline void end_gone(struct soft_chan *chan, int error)
+static inline void end_closed(struct soft_chan *chan, int error)
 {
 	struct end *end = soft_container(chan, struct end, chan);
 
@@ -116,7 +116,7 @@ static inline void end_gone(struct soft_chan *chan, int error)
 	CHECK(!chan->path);
 	end->gone = true;
 	end->error = error;
-	tell_end(end);
+	notify_end(end);
 }
 
 static const struct soft_chan_ops end_calls = {
@@ -124,7 +124,7 @@ static const struct soft_chan_ops end_calls = {
 	.data = end_data,
 	.writable = end_writable,
 	.peer_exited = end_exited,
-	.closed = end_gone,
+	.closed = end_closed,
 };
 
 __typeof__(soft_handshake_requested) __wrap_soft_handshake_requested;
@@ -151,7 +151,7 @@ void __wrap_soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 	CHECK_OK(soft_chan_accept(&end->chan, path, remote_id, answer));
 	end->accepted = true;
 	send_more(end);
-	tell_end(end);
+	notify_end(end);
 }
 
 void __wrap_soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id)
@@ -181,7 +181,7 @@ static inline void end_done(struct end *end)
 	close(end->told);
 }
 
-static inline void call_next(struct end *end)
+static inline void accept_next(struct end *end)
 {
 	soft_lock();
 	callee = end;
@@ -196,7 +196,7 @@ static inline uint16_t own_port(void)
 	return port;
 }
 
-static inline int open_to(struct end *end, uint16_t port, uint8_t byte)
+static inline int open_channel_to(struct end *end, uint16_t port, uint8_t byte)
 {
 	uint8_t handshake[SOFT_HANDSHAKE_SIZE];
 	int rc = EHOSTUNREACH;

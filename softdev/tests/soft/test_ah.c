@@ -4,7 +4,7 @@
 
 #include <arpa/inet.h>
 
-static void address_handles(struct side *side)
+static void create_ah_validates_attributes_and_limit(struct side *side)
 {
 	struct ibv_device_attr device;
 	struct ibv_ah_attr attr;
@@ -43,7 +43,7 @@ static void address_handles(struct side *side)
 	free(all);
 }
 
-static void modified_to_rtr(struct ibv_ah_attr path, struct options options, bool allowed)
+static void expect_modify_to_rtr(struct ibv_ah_attr path, struct options options, bool allowed)
 {
 	struct side side;
 
@@ -74,7 +74,7 @@ static void modified_to_rtr(struct ibv_ah_attr path, struct options options, boo
 
 /* Check addresses with a LID but no GRH, which InfiniBand applications use. Only the port's own LID
  * is valid, and RoCE has no LIDs. */
-static void addresses_by_lid(void)
+static void only_the_ports_own_lid_is_a_valid_address(void)
 {
 	struct side a, b;
 	struct ibv_port_attr port;
@@ -88,8 +88,8 @@ static void addresses_by_lid(void)
 					   .port_num = 1};
 		const bool allowed = path.dlid && !other;
 
-		modified_to_rtr(path, (struct options){0}, allowed);
-		modified_to_rtr(path, (struct options){.uc = true}, allowed);
+		expect_modify_to_rtr(path, (struct options){0}, allowed);
+		expect_modify_to_rtr(path, (struct options){.uc = true}, allowed);
 		if (!allowed) {
 			REFUSED(verbs->ibv_create_ah(a.pd, &path), EINVAL);
 			continue;
@@ -97,7 +97,7 @@ static void addresses_by_lid(void)
 		struct ibv_ah *ah = verbs->ibv_create_ah(a.pd, &path);
 
 		CHECK(ah);
-		receive_at(&b, 1, 0, GRH);
+		post_receive_at(&b, 1, 0, GRH);
 		UD_POST(&a, .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY);
 		CHECK_EQUAL(poll_one(&b).byte_len, GRH);
 		CHECK_OK(verbs->ibv_destroy_ah(ah));
@@ -106,7 +106,7 @@ static void addresses_by_lid(void)
 }
 
 /* ibv_init_ah_from_wc(3). */
-static void address_from_wc(struct side *side)
+static void init_ah_from_wc_reverses_the_grh(struct side *side)
 {
 	struct ibv_grh grh = {.version_tclass_flow = htonl(6u << 28 | 7 << 20 | 9), .hop_limit = 3};
 	struct ibv_wc wc = {.slid = 77, .sl = 5, .wc_flags = IBV_WC_GRH, .dlid_path_bits = 2};
@@ -150,8 +150,8 @@ static void address_from_wc(struct side *side)
 int main(void)
 {
 	limit_seconds(60);
-	SIDE(address_handles, .ud = true);
-	STEP(addresses_by_lid());
-	SIDE(address_from_wc, .ud = true);
+	SIDE(create_ah_validates_attributes_and_limit, .ud = true);
+	STEP(only_the_ports_own_lid_is_a_valid_address());
+	SIDE(init_ah_from_wc_reverses_the_grh, .ud = true);
 	return 0;
 }

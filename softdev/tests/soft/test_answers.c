@@ -2,7 +2,7 @@
  * features. */
 #include "extended_side.h"
 
-static void rates(void)
+static void rates_convert_both_ways(void)
 {
 	/* ibv_rate_to_mult(3), ibv_rate_to_mbps(3), IBTA table 75. Rates from 14 Gb/s use 64b/66b
 	 * encoding. */
@@ -35,7 +35,7 @@ static void rates(void)
 	CHECK_EQUAL(verbs->mbps_to_ibv_rate(1), IBV_RATE_MAX);
 }
 
-static void texts(void)
+static void strings_describe_enum_values(void)
 {
 	/* The cases cover values from both ends of each enumeration, and values outside it. */
 	const struct {
@@ -65,7 +65,7 @@ static void texts(void)
 		CHECK_OK(strcmp(cases[i].found, cases[i].expected));
 }
 
-static void of_a_device(struct side *a)
+static void index_pkey_and_ece_queries_return_fixed_results(struct side *a)
 {
 	struct ibv_ece ece = {1, 2, 3};
 
@@ -81,7 +81,7 @@ static void of_a_device(struct side *a)
 }
 
 /* Check that the device finds pages that fork has made copy-on-write (IBV_FORK_UNNEEDED). */
-static void forking(void)
+static void device_finds_pages_copied_after_fork(void)
 {
 	struct side a, b;
 
@@ -98,7 +98,7 @@ static void forking(void)
 	}
 	fill(a.memory, 8192, 2); /* replaces the registered page with a copy */
 	DO(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8192, REMOTE(&b, 0));
-	CHECK(filled(b.memory, 8192, 2));
+	CHECK(is_filled(b.memory, 8192, 2));
 	CHECK_OK(kill(child, SIGKILL));
 	CHECK_EQUAL(waitpid(child, NULL, 0), child);
 	close_pair(&a, &b);
@@ -107,9 +107,9 @@ static void forking(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(rates());
-	STEP(texts());
-	SIDE(of_a_device);
-	STEP(forking());
+	STEP(rates_convert_both_ways());
+	STEP(strings_describe_enum_values());
+	SIDE(index_pkey_and_ece_queries_return_fixed_results);
+	STEP(device_finds_pages_copied_after_fork());
 	return 0;
 }

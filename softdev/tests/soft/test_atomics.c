@@ -8,7 +8,7 @@ static uint64_t *word;
 static uint8_t seen[1 << 24];
 static bool done; /* atomic */
 
-static void saw(uint64_t before)
+static void record_value(uint64_t before)
 {
 	CHECK(before < sizeof(seen));
 	CHECK_EQUAL(__atomic_fetch_add(&seen[before], 1, __ATOMIC_SEQ_CST), 0);
@@ -16,10 +16,10 @@ static void saw(uint64_t before)
 
 /* Increment the word with the CPU instead of the device, as the owner's application may do.
  * Alternate between bursts and about the rate of the peer. */
-static void *own_updates(void *count)
+static void *update_by_cpu(void *count)
 {
 	for (; !__atomic_load_n(&done, __ATOMIC_SEQ_CST); ++*(uint64_t *)count) {
-		saw(__atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST));
+		record_value(__atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST));
 		for (volatile uint32_t wait =
 			     next_random() % (*(uint64_t *)count & 512 ? 2000 : 20);
 		     wait; wait--)
@@ -40,7 +40,7 @@ static void fetch_and_add(struct side *a, struct side *b)
 			     .compare_add = 1);
 		expect_done(a, got);
 		memcpy(&before, a->memory + got % WINDOW * 8, 8);
-		saw(before);
+		record_value(before);
 	}
 }
 
@@ -54,19 +54,19 @@ static void compare_and_swap(struct side *a, struct side *b)
 		   .swap = expected + 1);
 		memcpy(&before, a->memory, 8);
 		if (before == expected) {
-			saw(before++);
+			record_value(before++);
 			swapped++;
 		}
 	}
 }
 
-static void beside_the_owner(struct side *a, struct side *b)
+static void concurrent_atomics_lose_no_update(struct side *a, struct side *b)
 {
 	uint64_t count = 0;
 	pthread_t thread;
 
 	word = (uint64_t *)(void *)b->memory;
-	CHECK_OK(pthread_create(&thread, NULL, own_updates, &count));
+	CHECK_OK(pthread_create(&thread, NULL, update_by_cpu, &count));
 	fetch_and_add(a, b);
 	compare_and_swap(a, b);
 	__atomic_store_n(&done, true, __ATOMIC_SEQ_CST);
@@ -77,6 +77,6 @@ static void beside_the_owner(struct side *a, struct side *b)
 int main(void)
 {
 	limit_seconds(100);
-	PAIR(beside_the_owner);
+	PAIR(concurrent_atomics_lose_no_update);
 	return 0;
 }

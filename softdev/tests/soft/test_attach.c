@@ -14,7 +14,7 @@ static struct process process;
 /* Split into two processes, and then start the device's engine in each. */
 static void begin(void)
 {
-	process = split();
+	process = process_split();
 	limit_seconds(30);
 	CHECK_OK(soft_engine_get());
 }
@@ -24,7 +24,7 @@ static void finish(struct end *end)
 	process_barrier(&process);
 	end_done(end);
 	soft_engine_put();
-	join(&process);
+	process_join(&process);
 }
 
 static uint16_t port_of_parent(void)
@@ -33,9 +33,9 @@ static uint16_t port_of_parent(void)
 
 	if (process.child) {
 		port = own_port();
-		tell(&process, &port, sizeof(port));
+		process_send(&process, &port, sizeof(port));
 	} else {
-		hear(&process, &port, sizeof(port));
+		process_receive(&process, &port, sizeof(port));
 	}
 	return port;
 }
@@ -48,10 +48,10 @@ static void begin_connected(struct end *end)
 	begin();
 	end_init(end);
 	if (process.child)
-		call_next(end);
+		accept_next(end);
 	port = port_of_parent();
 	if (!process.child)
-		CHECK_OK(open_to(end, port, 1));
+		CHECK_OK(open_channel_to(end, port, 1));
 	UNTIL(end, false, end->accepted);
 }
 
@@ -61,21 +61,21 @@ enum { LAST_WORDS = 400000 };
 
 /* Kill the child while the parent has unread data in the ring. All of it arrives before the channel
  * ends. */
-static void killed(void)
+static void data_sent_before_peer_death_arrives(void)
 {
 	struct end end;
 
 	begin_connected(&end);
 	if (!process.child) {
-		hear(&process, &(char){0}, 1);
+		process_receive(&process, &(char){0}, 1);
 		send_now(&end, LAST_WORDS);
-		tell(&process, "", 1);
+		process_send(&process, "", 1);
 		for (;;)
 			pause();
 	}
 	soft_lock(); /* prevents the parent from reading */
-	tell(&process, "", 1);
-	hear(&process, &(char){0}, 1);
+	process_send(&process, "", 1);
+	process_receive(&process, &(char){0}, 1);
 	CHECK_OK(kill(process.child, SIGKILL));
 	CHECK_OK(waitid(P_PID, (id_t)process.child, &(siginfo_t){0}, WEXITED | WNOWAIT));
 	CHECK_EQUAL(end.bytes, 0);
@@ -136,7 +136,7 @@ static void send_message(int fd, const void *bytes, size_t length, const int *fd
 }
 
 /* Expect the host to close the connection. */
-static void refused_at(int fd)
+static void expect_hang_up(int fd)
 {
 	struct message message;
 	ssize_t n;
@@ -147,7 +147,7 @@ static void refused_at(int fd)
 	close(fd);
 }
 
-static int memory_of(size_t size, int seals, const char *beginning)
+static int create_memory(size_t size, int seals, const char *beginning)
 {
 	int fd = memfd_create("visitor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
@@ -161,7 +161,7 @@ static int memory_of(size_t size, int seals, const char *beginning)
 
 /* Send a HELLO with the given descriptors, and close them. A negative descriptor is left out. The
  * host must close the connection. */
-static void with_both(uint16_t port, int memory, int pipe)
+static void expect_refused_with(uint16_t port, int memory, int pipe)
 {
 	struct message hello = {HELLO, 1, 0};
 	int fd = connect_to_host(port), fds[2], count = 0;
@@ -173,39 +173,39 @@ static void with_both(uint16_t port, int memory, int pipe)
 	send_message(fd, &hello, sizeof(hello), fds, count);
 	for (int i = 0; i < count; i++)
 		close(fds[i]);
-	refused_at(fd);
+	expect_hang_up(fd);
 }
 
-static void with(uint16_t port, int fd)
+static void expect_memory_refused(uint16_t port, int fd)
 {
 	int ends[2];
 
 	CHECK_OK(pipe2(ends, O_CLOEXEC));
-	with_both(port, fd, ends[0]);
+	expect_refused_with(port, fd, ends[0]);
 	close(ends[1]);
 }
 
 /* Send descriptors that are not the read end of a pipe. */
-static void wrong_bell(uint16_t port)
+static void descriptor_other_than_a_pipe_is_rejected(uint16_t port)
 {
 	int ends[2];
 
-	with_both(port, soft_segment_make(), -1);
-	with_both(port, soft_segment_make(), open("/dev/zero", O_RDWR));
-	with_both(port, soft_segment_make(), eventfd(0, 0));
+	expect_refused_with(port, soft_segment_make(), -1);
+	expect_refused_with(port, soft_segment_make(), open("/dev/zero", O_RDWR));
+	expect_refused_with(port, soft_segment_make(), eventfd(0, 0));
 	/* A pipe whose write end is closed. */
 	CHECK_OK(pipe2(ends, O_CLOEXEC));
 	close(ends[1]);
-	with_both(port, soft_segment_make(), ends[0]);
+	expect_refused_with(port, soft_segment_make(), ends[0]);
 	/* The write end of a pipe. */
 	CHECK_OK(pipe2(ends, O_CLOEXEC));
-	with_both(port, soft_segment_make(), ends[1]);
+	expect_refused_with(port, soft_segment_make(), ends[1]);
 	close(ends[0]);
 }
 
 /* Check that draining a pipe never blocks. The peer shares the file description and may clear
  * O_NONBLOCK. */
-static void bell_made_to_block(void)
+static void draining_a_pipe_never_blocks(void)
 {
 	struct soft_notify_pipe made, hung;
 
@@ -236,7 +236,7 @@ static bool has_byte(int fd)
 
 /* Notify more pipes than can be remembered until the lock is released. Each pipe must receive one
  * byte, and only the excess pipes may receive it while the lock is held. */
-static void bells_after_the_lock(void)
+static void pipes_are_notified_after_lock_release(void)
 {
 	enum { PIPES = SOFT_NOTIFY_MOST + 2 };
 	struct soft_notify_pipe pipes[PIPES];
@@ -274,7 +274,7 @@ static void bells_after_the_lock(void)
 }
 
 /* Send descriptors that are not valid shared memory. */
-static void wrong_memory(uint16_t port)
+static void invalid_shared_memory_is_rejected(uint16_t port)
 {
 	const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 	int fd = soft_segment_make();
@@ -285,22 +285,22 @@ static void wrong_memory(uint16_t port)
 	close(fd);
 	memcpy(later, beginning, 16);
 	later[8]++; /* another version */
-	with(port, -1);
-	with(port, open("/dev/zero", O_RDWR));
-	with(port, eventfd(0, 0));
+	expect_memory_refused(port, -1);
+	expect_memory_refused(port, open("/dev/zero", O_RDWR));
+	expect_memory_refused(port, eventfd(0, 0));
 	static const int too_few[] = {0, F_SEAL_GROW | F_SEAL_SEAL, F_SEAL_SHRINK | F_SEAL_SEAL,
 				      F_SEAL_SHRINK | F_SEAL_GROW};
 
 	for (int i = 0; i < 4; i++)
-		with(port, memory_of((size_t)size, too_few[i], beginning));
-	with(port, memory_of((size_t)size - 4096, all, beginning));
-	with(port, memory_of((size_t)size, all | F_SEAL_WRITE, beginning));
-	with(port, memory_of((size_t)size, all, later));
+		expect_memory_refused(port, create_memory((size_t)size, too_few[i], beginning));
+	expect_memory_refused(port, create_memory((size_t)size - 4096, all, beginning));
+	expect_memory_refused(port, create_memory((size_t)size, all | F_SEAL_WRITE, beginning));
+	expect_memory_refused(port, create_memory((size_t)size, all, later));
 	beginning[0]++; /* another protocol */
-	with(port, memory_of((size_t)size, all, beginning));
+	expect_memory_refused(port, create_memory((size_t)size, all, beginning));
 }
 
-static void wrong_messages(uint16_t port)
+static void malformed_hello_is_rejected(uint16_t port)
 {
 	static const struct message messages[] = {
 		{0, 0, 0}, {READY, 1, 0}, {NO_MESSAGE, 1, 0}, {77, 1, 0}, {HELLO, 70000, 0}};
@@ -311,11 +311,11 @@ static void wrong_messages(uint16_t port)
 		int fd = connect_to_host(port);
 
 		send_message(fd, &messages[i], sizeof(messages[i]), NULL, 0);
-		refused_at(fd);
+		expect_hang_up(fd);
 		fd = connect_to_host(port);
 		/* The message has more descriptors than expected. */
 		send_message(fd, bytes, lengths[i], (int[]){fd, fd, fd, fd}, 4);
-		refused_at(fd);
+		expect_hang_up(fd);
 	}
 	int fd = connect_to_host(port), memory = soft_segment_make(), ends[2];
 
@@ -326,13 +326,13 @@ static void wrong_messages(uint16_t port)
 	send_message(fd, &(struct message){HELLO, 1, 0}, sizeof(struct message), fds,
 		     2); /* again */
 	close(memory);
-	refused_at(fd);
+	expect_hang_up(fd);
 	close(ends[0]);
 	close(ends[1]);
 }
 
 /* Send messages of various lengths with too few or too many descriptors. */
-static void unexpected_descriptors(uint16_t port)
+static void messages_with_wrong_descriptor_count_are_rejected(uint16_t port)
 {
 	static const size_t lengths[] = {0, 1, sizeof(struct message), sizeof(struct message) + 1};
 	static const uint32_t types[] = {HELLO, READY, NO_MESSAGE};
@@ -345,12 +345,12 @@ static void unexpected_descriptors(uint16_t port)
 
 				send_message(fd, messages, lengths[i], (int[]){fd, fd, fd, fd},
 					     count);
-				refused_at(fd);
+				expect_hang_up(fd);
 			}
 }
 
 /* Send a complete HELLO with one descriptor too many. */
-static void third_descriptor(uint16_t port)
+static void hello_with_extra_descriptor_is_rejected(uint16_t port)
 {
 	int fd = connect_to_host(port), memory = soft_segment_make(), ends[2];
 	struct message message;
@@ -374,7 +374,8 @@ static void notify(struct soft_shm_peer *host)
 
 /* Attach correctly, and then call `what` to violate the protocol. The host must close the
  * connection. */
-static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
+static void attached_peer_is_dropped_on_violation(uint16_t port,
+						  void (*what)(struct soft_shm_peer *host))
 {
 	struct soft_shm_peer host = {0};
 	struct message message;
@@ -393,7 +394,7 @@ static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
 	host.socket.fd = fd;
 	what(&host);
 	notify(&host);
-	refused_at(fd);
+	expect_hang_up(fd);
 	soft_lock();
 	soft_notify_pipe_close(&host.pipe);
 	soft_unlock();
@@ -420,12 +421,12 @@ static const struct wrong_record {
 };
 static const struct wrong_record *wrong_record;
 
-static void writes_it(struct soft_shm_peer *host)
+static void write_wrong_record(struct soft_shm_peer *host)
 {
 	record(host, wrong_record->kind, 0, wrong_record->from, wrong_record->length);
 }
 
-static void too_long(struct soft_shm_peer *host)
+static void write_too_long_record(struct soft_shm_peer *host)
 {
 	const uint32_t length = 0xffffffff;
 
@@ -433,13 +434,13 @@ static void too_long(struct soft_shm_peer *host)
 	memcpy(host->out.bytes + 12, &length, sizeof(length));
 }
 
-static void far_ahead(struct soft_shm_peer *host)
+static void advance_tail_too_far(struct soft_shm_peer *host)
 {
 	host->out.shared->tail = 1ull << 40;
 }
 
 /* Send descriptors although both sides have received theirs. */
-static void sends_descriptors(struct soft_shm_peer *host)
+static void send_unexpected_descriptors(struct soft_shm_peer *host)
 {
 	const int fds[2] = {host->socket.fd, host->socket.fd};
 
@@ -447,7 +448,7 @@ static void sends_descriptors(struct soft_shm_peer *host)
 }
 
 /* Keep requesting channels without reading the responses. */
-static void reads_nothing(struct soft_shm_peer *host)
+static void request_without_reading(struct soft_shm_peer *host)
 {
 	for (uint32_t i = 1; i < 200000; i++) {
 		uint8_t handshake[SOFT_HANDSHAKE_SIZE] = {REFUSE_ME};
@@ -466,15 +467,15 @@ static void reads_nothing(struct soft_shm_peer *host)
 }
 
 /* Keep requesting channels, and claim to have read data that was never written. */
-static void reads_ahead(struct soft_shm_peer *host)
+static void claim_unwritten_reads(struct soft_shm_peer *host)
 {
 	host->in.shared->head = 1ull << 40;
-	reads_nothing(host);
+	request_without_reading(host);
 }
 
 /* Open more silent connections than the host allows. The host must drop the oldest and still admit
  * a peer that sends a HELLO. */
-static void crowd(uint16_t port)
+static void oldest_silent_connection_is_dropped(uint16_t port)
 {
 	enum { MANY = 80 };
 	int sockets[MANY];
@@ -482,54 +483,55 @@ static void crowd(uint16_t port)
 	for (int i = 0; i < MANY; i++)
 		sockets[i] = connect_to_host(port);
 	for (int i = 0; i < MANY - 64; i++)
-		refused_at(sockets[i]);
-	vandal(port, far_ahead);
+		expect_hang_up(sockets[i]);
+	attached_peer_is_dropped_on_violation(port, advance_tail_too_far);
 	for (int i = MANY - 64; i < MANY; i++)
 		close(sockets[i]);
 }
 
-static void visitors(void)
+static void protocol_violations_do_not_disturb_other_peers(void)
 {
 	static void (*const vandals[])(struct soft_shm_peer *host) = {
-		too_long, far_ahead, sends_descriptors, reads_nothing, reads_ahead};
+		write_too_long_record, advance_tail_too_far, send_unexpected_descriptors,
+		request_without_reading, claim_unwritten_reads};
 	struct end end;
 
 	begin_connected(&end);
 	uint16_t port = port_of_parent();
-	int before = entries_of("/proc/self/fd");
+	int before = count_entries("/proc/self/fd");
 
 	process_barrier(&process);
 	if (!process.child) {
-		STEP(wrong_memory(port));
-		STEP(wrong_bell(port));
-		STEP(bell_made_to_block());
-		STEP(bells_after_the_lock());
-		STEP(wrong_messages(port));
-		STEP(unexpected_descriptors(port));
-		STEP(third_descriptor(port));
-		STEP(crowd(port));
+		STEP(invalid_shared_memory_is_rejected(port));
+		STEP(descriptor_other_than_a_pipe_is_rejected(port));
+		STEP(draining_a_pipe_never_blocks());
+		STEP(pipes_are_notified_after_lock_release());
+		STEP(malformed_hello_is_rejected(port));
+		STEP(messages_with_wrong_descriptor_count_are_rejected(port));
+		STEP(hello_with_extra_descriptor_is_rejected(port));
+		STEP(oldest_silent_connection_is_dropped(port));
 		FOR_EACH (i, wrong_records) {
 			wrong_record = &wrong_records[i];
-			STEP(vandal(port, writes_it));
+			STEP(attached_peer_is_dropped_on_violation(port, write_wrong_record));
 		}
 		FOR_EACH (i, vandals)
-			STEP(vandal(port, vandals[i]));
+			STEP(attached_peer_is_dropped_on_violation(port, vandals[i]));
 	} else {
-		call_next(NULL);
+		accept_next(NULL);
 	}
 	process_barrier(&process);
 	/* The channel of the well-behaved peer must still work, and no descriptor may leak. */
 	send_now(&end, 5000);
 	UNTIL(&end, false, end.bytes == 5000);
 	if (process.child)
-		UNTIL(&end, true, (soft_progress_try(), entries_of("/proc/self/fd") == before));
-	CHECK_EQUAL(entries_of("/proc/self/fd"), before);
+		UNTIL(&end, true, (soft_progress_try(), count_entries("/proc/self/fd") == before));
+	CHECK_EQUAL(count_entries("/proc/self/fd"), before);
 	finish(&end);
 }
 
 /* Check that the parent ignores the child, whose user ID is different or not mapped. If `known`,
  * the child must also notice this and fail to connect. */
-static void ignored(bool known)
+static void expect_ignored(bool known)
 {
 	struct end end;
 
@@ -539,57 +541,57 @@ static void ignored(bool known)
 	end_init(&end);
 	if (!process.child) {
 		/* Either the child itself does not connect, or the parent refuses the channel. */
-		if (open_to(&end, port, 1) == 0) {
+		if (open_channel_to(&end, port, 1) == 0) {
 			CHECK(!known);
 			UNTIL(&end, true, end.gone);
 			CHECK_EQUAL(end.error, ECONNREFUSED);
 		}
 		CHECK(!end.accepted);
-		refused_at(connect_to_host(port));
-		with(port, soft_segment_make());
+		expect_hang_up(connect_to_host(port));
+		expect_memory_refused(port, soft_segment_make());
 	}
 	finish(&end);
 }
 
 /* Check that a process of another user can connect to the socket, but is ignored. */
-static void other_user(void)
+static void process_of_another_user_is_ignored(void)
 {
 	if (geteuid()) {
-		fprintf(stderr,
-			"test_attach: needs root to be another user: other_user left out\n");
+		fprintf(stderr, "test_attach: needs root to be another user: "
+				"process_of_another_user_is_ignored left out\n");
 		return;
 	}
-	process = split();
+	process = process_split();
 	limit_seconds(30);
 	if (!process.child)
 		CHECK_OK(setresuid(65533, 65533, 65533)); /* not 65534, which means unmapped */
-	ignored(true);
+	expect_ignored(true);
 }
 
-static void share_with_unmapped(void)
+static void run_with_unmapped_user(void)
 {
 	bool unmapped = false;
 
-	process = split();
+	process = process_split();
 	limit_seconds(30);
 	if (process.child) {
 		unmapped = unshare(CLONE_NEWUSER) == 0;
-		tell(&process, &unmapped, sizeof(unmapped));
+		process_send(&process, &unmapped, sizeof(unmapped));
 	} else {
-		hear(&process, &unmapped, sizeof(unmapped));
+		process_receive(&process, &unmapped, sizeof(unmapped));
 	}
 	if (unmapped)
-		ignored(false);
+		expect_ignored(false);
 	else
-		join(&process);
+		process_join(&process);
 }
 
 /* Check that peers with unmapped user IDs are ignored. In a user namespace without a mapping, all
  * users appear to have the same ID. Run the test in a child, because a process cannot leave the
  * namespace. */
-static void unmapped_users(void)
+static void peers_with_unmapped_user_ids_are_ignored(void)
 {
-	in_child(share_with_unmapped);
+	in_child(run_with_unmapped_user);
 }
 
 int main(void)
@@ -597,12 +599,12 @@ int main(void)
 	int before;
 
 	limit_seconds(60);
-	STEP(killed());
-	before = entries_of("/proc/self/fd");
-	STEP(killed());
-	STEP(visitors());
-	STEP(other_user());
-	STEP(unmapped_users());
-	CHECK_EQUAL(entries_of("/proc/self/fd"), before);
+	STEP(data_sent_before_peer_death_arrives());
+	before = count_entries("/proc/self/fd");
+	STEP(data_sent_before_peer_death_arrives());
+	STEP(protocol_violations_do_not_disturb_other_peers());
+	STEP(process_of_another_user_is_ignored());
+	STEP(peers_with_unmapped_user_ids_are_ignored());
+	CHECK_EQUAL(count_entries("/proc/self/fd"), before);
 	return 0;
 }

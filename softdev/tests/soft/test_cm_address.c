@@ -1,7 +1,7 @@
 /* Test binding to addresses and ports, address resolution, and the options of an id. */
 #include "cm_side.h"
 
-static void bind_fails(const char *text, uint16_t port, int error)
+static void expect_bind_fails(const char *text, uint16_t port, int error)
 {
 	struct side side = side_with_id();
 	union address address = address_of(text, port);
@@ -13,10 +13,10 @@ static void bind_fails(const char *text, uint16_t port, int error)
 
 /* Check that binding to a specific address also binds to a device, and that binding to the wildcard
  * does not (rdma_bind_addr(3)). */
-static void device_binding(void)
+static void only_a_specific_address_binds_to_a_device(void)
 {
-	struct side specific = bound(RDMA_PS_TCP, host, 0);
-	struct side any = bound(RDMA_PS_TCP, "0.0.0.0", 0);
+	struct side specific = open_bound_side(RDMA_PS_TCP, host, 0);
+	struct side any = open_bound_side(RDMA_PS_TCP, "0.0.0.0", 0);
 
 	CHECK(specific.id->verbs && specific.id->pd);
 	CHECK_EQUAL(specific.id->port_num, 1);
@@ -40,7 +40,7 @@ static void device_binding(void)
 	}
 }
 
-static void wrong_addresses(void)
+static void invalid_addresses_are_rejected(void)
 {
 	struct side side = side_with_id();
 	union address strange = {.any = {.sa_family = AF_UNIX}};
@@ -50,44 +50,44 @@ static void wrong_addresses(void)
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, NULL, &strange.any, 1000), EINVAL);
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, &strange.any, &here.any, 1000), EINVAL);
 	side_close(&side);
-	bind_fails("203.0.113.1", 0, EADDRNOTAVAIL); /* unassigned address (TEST-NET-3) */
-	bind_fails("2001:db8::1", 0, EADDRNOTAVAIL);
+	expect_bind_fails("203.0.113.1", 0, EADDRNOTAVAIL); /* unassigned address (TEST-NET-3) */
+	expect_bind_fails("2001:db8::1", 0, EADDRNOTAVAIL);
 }
 
 /* Check that a port is in use while an id is bound to it or listens on it. */
-static void port_taken(void)
+static void bound_port_cannot_be_bound_again(void)
 {
-	struct side first = bound(RDMA_PS_TCP, host, 0);
+	struct side first = open_bound_side(RDMA_PS_TCP, host, 0);
 	uint16_t port = port_of(first.id);
 
-	bind_fails(host, port, EADDRINUSE);
-	bind_fails("0.0.0.0", port, EADDRNOTAVAIL);
+	expect_bind_fails(host, port, EADDRINUSE);
+	expect_bind_fails("0.0.0.0", port, EADDRNOTAVAIL);
 	CHECK_OK(rdma->rdma_listen(first.id, 1));
-	bind_fails(host, port, EADDRINUSE);
+	expect_bind_fails(host, port, EADDRINUSE);
 	side_close(&first);
 	first = listen_at(host, port); /* the port is free again */
 	side_close(&first);
 	for (int v6 = 0; v6 < 2; v6++) {
 		const char *all = v6 ? "::" : "0.0.0.0";
 
-		first = bound(RDMA_PS_TCP, all, 0);
+		first = open_bound_side(RDMA_PS_TCP, all, 0);
 		port = port_of(first.id);
-		bind_fails(all, port, EADDRNOTAVAIL);
-		bind_fails(v6 ? "::1" : host, port, EADDRNOTAVAIL);
+		expect_bind_fails(all, port, EADDRNOTAVAIL);
+		expect_bind_fails(v6 ? "::1" : host, port, EADDRNOTAVAIL);
 		side_close(&first);
 	}
 }
 
 /* Check that a new listener can use the port while connections of an earlier listener are open or
  * in TIME_WAIT. */
-static void port_after_connections(void)
+static void port_can_be_reused_while_connections_remain(void)
 {
-	struct connection first = connected(), second = {0};
+	struct connection first = open_connection(), second = {0};
 	uint16_t port = port_of(first.listener.id);
 
 	side_drop(&first.listener);
 	second.listener = listen_at(host, port);
-	bind_fails(host, port, EADDRINUSE);
+	expect_bind_fails(host, port, EADDRINUSE);
 	connect_sides(&second.listener, host, &second.client, &second.server);
 	send_message(&first.client, &first.server, 1);
 	send_message(&second.client, &second.server, 2);
@@ -99,7 +99,7 @@ static void port_after_connections(void)
 	connection_close(&second);
 }
 
-static int set(struct rdma_cm_id *id, int option, int value)
+static int set_id_option(struct rdma_cm_id *id, int option, int value)
 {
 	uint8_t byte = (uint8_t)value;
 	bool is_byte = option == RDMA_OPTION_ID_TOS || option == RDMA_OPTION_ID_ACK_TIMEOUT;
@@ -110,19 +110,19 @@ static int set(struct rdma_cm_id *id, int option, int value)
 
 /* Check that a listener on the IPv6 wildcard also accepts IPv4 connections and reports IPv4
  * addresses for them. With RDMA_OPTION_ID_AFONLY, set before or after binding, it rejects them. */
-static void families(bool v6_only, bool before_binding)
+static void ipv6_wildcard_accepts_ipv4_unless_afonly(bool v6_only, bool before_binding)
 {
 	struct connection it = {.listener = side_with_id()};
 	union address any = address_of("::", 0);
 
 	if (v6_only && before_binding)
-		CHECK_OK(set(it.listener.id, RDMA_OPTION_ID_AFONLY, 1));
+		CHECK_OK(set_id_option(it.listener.id, RDMA_OPTION_ID_AFONLY, 1));
 	CHECK_OK(rdma->rdma_bind_addr(it.listener.id, &any.any));
 	if (v6_only && !before_binding)
-		CHECK_OK(set(it.listener.id, RDMA_OPTION_ID_AFONLY, 1));
+		CHECK_OK(set_id_option(it.listener.id, RDMA_OPTION_ID_AFONLY, 1));
 	CHECK_OK(rdma->rdma_listen(it.listener.id, 4));
 	if (v6_only) {
-		it.client = ask("127.0.0.1", port_of(it.listener.id));
+		it.client = start_connecting("127.0.0.1", port_of(it.listener.id));
 		expect_status(it.client.channel, RDMA_CM_EVENT_REJECTED, it.client.id, 8);
 	} else {
 		connect_sides(&it.listener, "127.0.0.1", &it.client, &it.server);
@@ -137,7 +137,7 @@ static void families(bool v6_only, bool before_binding)
 	connection_close(&it);
 }
 
-static void options(void)
+static void set_option_rejects_invalid_values(void)
 {
 	struct side side = side_with_id();
 	uint8_t byte = 8;
@@ -151,23 +151,23 @@ static void options(void)
 		    EINVAL);
 	CHECK_FAILS(rdma->rdma_set_option(side.id, 99, RDMA_OPTION_ID_TOS, &byte, sizeof(byte)),
 		    ENOSYS);
-	CHECK_FAILS(set(side.id, 99, 8), ENOSYS);
-	CHECK_FAILS(set(side.id, RDMA_OPTION_ID_ACK_TIMEOUT, 32), EINVAL);
+	CHECK_FAILS(set_id_option(side.id, 99, 8), ENOSYS);
+	CHECK_FAILS(set_id_option(side.id, RDMA_OPTION_ID_ACK_TIMEOUT, 32), EINVAL);
 	side_close(&side);
 }
 
 /* Check that the options of an id are applied to its queue pair. */
-static void options_arrive(void)
+static void options_apply_to_the_queue_pair(void)
 {
 	struct connection it = {.listener = listen_at(host, 0), .client = side_with_id()};
 	struct rdma_conn_param ask = parameters(NULL, 0);
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 
-	CHECK_OK(set(it.client.id, RDMA_OPTION_ID_TOS, 8));
-	CHECK_OK(set(it.client.id, RDMA_OPTION_ID_ACK_TIMEOUT, 11));
+	CHECK_OK(set_id_option(it.client.id, RDMA_OPTION_ID_TOS, 8));
+	CHECK_OK(set_id_option(it.client.id, RDMA_OPTION_ID_ACK_TIMEOUT, 11));
 	resolve_to(&it.client, host, port_of(it.listener.id));
-	CHECK_OK(set(it.client.id, RDMA_OPTION_ID_TOS, 0x20));
+	CHECK_OK(set_id_option(it.client.id, RDMA_OPTION_ID_TOS, 0x20));
 	side_queue_pair(&it.client);
 	CHECK_OK(rdma->rdma_connect(it.client.id, &ask));
 	it.server = take_request(&it.listener);
@@ -179,7 +179,7 @@ static void options_arrive(void)
 	connection_close(&it);
 }
 
-static void resolving(void)
+static void resolve_addr_selects_a_source_address(void)
 {
 	struct side side = side_with_id();
 	union address to = address_of(host, 7777);
@@ -196,7 +196,7 @@ static void resolving(void)
 	side_close(&side);
 
 	/* The id is bound to the wildcard, so the route determines the source address. */
-	side = bound(RDMA_PS_TCP, "0.0.0.0", 0);
+	side = open_bound_side(RDMA_PS_TCP, "0.0.0.0", 0);
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, NULL, &other_family.any, 1000), EINVAL);
 	CHECK_OK(rdma->rdma_resolve_addr(side.id, NULL, &to.any, 1000));
 	expect_status(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id, 0);
@@ -208,7 +208,7 @@ static void resolving(void)
 
 /* Check that rdma_listen() binds an unbound id to the IPv4 wildcard and a free port. The client
  * connects to `asked`. If that is the wildcard, the device uses the loopback address instead. */
-static void any_address(const char *asked)
+static void listen_binds_an_unbound_id_to_the_wildcard(const char *asked)
 {
 	struct connection it = {.listener = side_with_id()};
 
@@ -222,19 +222,19 @@ int main(void)
 	int before;
 
 	cm_begin(100);
-	STEP(device_binding());
-	before = resources();
-	STEP(wrong_addresses());
-	STEP(port_taken());
-	STEP(port_after_connections());
-	STEP(families(false, false));
-	STEP(families(true, true));
-	STEP(families(true, false));
-	STEP(any_address("0.0.0.0"));
-	STEP(options());
-	STEP(options_arrive());
-	STEP(resolving());
-	STEP(any_address(host));
+	STEP(only_a_specific_address_binds_to_a_device());
+	before = count_resources();
+	STEP(invalid_addresses_are_rejected());
+	STEP(bound_port_cannot_be_bound_again());
+	STEP(port_can_be_reused_while_connections_remain());
+	STEP(ipv6_wildcard_accepts_ipv4_unless_afonly(false, false));
+	STEP(ipv6_wildcard_accepts_ipv4_unless_afonly(true, true));
+	STEP(ipv6_wildcard_accepts_ipv4_unless_afonly(true, false));
+	STEP(listen_binds_an_unbound_id_to_the_wildcard("0.0.0.0"));
+	STEP(set_option_rejects_invalid_values());
+	STEP(options_apply_to_the_queue_pair());
+	STEP(resolve_addr_selects_a_source_address());
+	STEP(listen_binds_an_unbound_id_to_the_wildcard(host));
 	expect_resources(before);
 	return 0;
 }

@@ -65,7 +65,7 @@ static void check_queue_pair(struct side *side, const struct side *other, int re
 	CHECK(attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE);
 }
 
-static void qp_state_is(struct side *side, enum ibv_qp_state state)
+static void expect_qp_state(struct side *side, enum ibv_qp_state state)
 {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
@@ -76,7 +76,8 @@ static void qp_state_is(struct side *side, enum ibv_qp_state state)
 
 /* Test a connection from start to end, with private data of the given lengths. Either the client or
  * the server disconnects first. */
-static void whole_way(const char *text, int asked, int answered, bool client_ends)
+static void connection_passes_parameters_and_private_data(const char *text, int asked, int answered,
+							  bool client_ends)
 {
 	static int context;
 	struct connection it = {.listener = listen_at(text, 0), .client = side_with_id()};
@@ -92,7 +93,7 @@ static void whole_way(const char *text, int asked, int answered, bool client_end
 	CHECK(client->id->verbs && client->id->pd);
 	CHECK_EQUAL(client->id->port_num, 1);
 	side_queue_pair(client);
-	qp_state_is(client, IBV_QPS_INIT);
+	expect_qp_state(client, IBV_QPS_INIT);
 	ask.responder_resources = 5;
 	ask.initiator_depth = 3;
 	ask.retry_count = 6;
@@ -134,10 +135,10 @@ static void whole_way(const char *text, int asked, int answered, bool client_end
 	send_message(server, client, 0x22);
 
 	CHECK_OK(rdma->rdma_disconnect(ends->id));
-	qp_state_is(ends, IBV_QPS_ERR);
+	expect_qp_state(ends, IBV_QPS_ERR);
 	expect_status(learns->channel, RDMA_CM_EVENT_DISCONNECTED, learns->id, 0);
 	CHECK_OK(rdma->rdma_disconnect(learns->id));
-	qp_state_is(learns, IBV_QPS_ERR);
+	expect_qp_state(learns, IBV_QPS_ERR);
 	expect_end(ends);
 	expect_status(learns->channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, learns->id, 0);
 	CHECK_OK(rdma->rdma_disconnect(ends->id)); /* repeating it has no effect */
@@ -145,9 +146,9 @@ static void whole_way(const char *text, int asked, int answered, bool client_end
 	connection_close(&it);
 }
 
-static void reject(int length)
+static void rejection_delivers_reason_and_private_data(int length)
 {
-	struct connection it = requested();
+	struct connection it = open_requested_connection();
 	struct rdma_cm_event *event;
 
 	CHECK_FAILS(rdma->rdma_reject(it.server.id, pattern, 149), EINVAL);
@@ -156,14 +157,14 @@ static void reject(int length)
 	CHECK_EQUAL(event->status, 28);
 	check_padded(event, length, 148);
 	acknowledge(event);
-	qp_state_is(&it.client, IBV_QPS_ERR);
+	expect_qp_state(&it.client, IBV_QPS_ERR);
 	CHECK_FAILS(rdma->rdma_accept(it.server.id, &(struct rdma_conn_param){.qp_num = 1}),
 		    EINVAL);
 	connection_close(&it);
 }
 
 /* Returns a listener, and a client that has resolved its route. */
-static struct connection resolved(void)
+static struct connection resolved_client(void)
 {
 	struct connection it = {.listener = listen_at(host, 0), .client = side_with_id()};
 
@@ -173,9 +174,9 @@ static struct connection resolved(void)
 
 /* Check that a call with too much private data or too high an initiator depth fails without sending
  * anything. */
-static void private_data_limits(void)
+static void connect_and_accept_enforce_private_data_limits(void)
 {
-	struct connection it = resolved();
+	struct connection it = resolved_client();
 	struct rdma_conn_param ask = parameters(pattern, 57);
 	struct rdma_conn_param answer = parameters(pattern, 197);
 
@@ -197,9 +198,9 @@ static void private_data_limits(void)
 
 /* Check that both sides use the device's limits if no parameters are given. The accepting side may
  * post a send immediately, but the device holds it back until the connection is established. */
-static void no_parameters(void)
+static void connect_and_accept_work_without_parameters(void)
 {
-	struct connection it = resolved();
+	struct connection it = resolved_client();
 
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, NULL), EINVAL); /* no queue pair yet */
 	side_queue_pair(&it.client);
@@ -220,7 +221,7 @@ static void no_parameters(void)
 
 static bool own_psns; /* whether the application chooses the PSNs */
 
-static void move(struct side *side, struct ibv_qp *qp, enum ibv_qp_state state)
+static void move_queue_pair(struct side *side, struct ibv_qp *qp, enum ibv_qp_state state)
 {
 	struct ibv_qp_attr attr = {.qp_state = state};
 	int mask;
@@ -233,7 +234,7 @@ static void move(struct side *side, struct ibv_qp *qp, enum ibv_qp_state state)
 	CHECK_OK(rdma->ibv_modify_qp(qp, &attr, mask));
 }
 
-static struct ibv_qp *own_queue_pair(struct side *side)
+static struct ibv_qp *create_own_queue_pair(struct side *side)
 {
 	struct ibv_qp_init_attr attr;
 	struct ibv_qp *qp;
@@ -242,14 +243,14 @@ static struct ibv_qp *own_queue_pair(struct side *side)
 	attr = side_attributes(side);
 	qp = rdma->ibv_create_qp(side->pd, &attr);
 	CHECK(qp);
-	move(side, qp, IBV_QPS_INIT);
+	move_queue_pair(side, qp, IBV_QPS_INIT);
 	return qp;
 }
 
 /* Send a message in each direction. The helpers expect the queue pairs in the ids. The ids must not
  * keep them, because the application manages these queue pairs itself. */
-static void exchange(struct side *client, struct ibv_qp *client_qp, struct side *server,
-		     struct ibv_qp *server_qp)
+static void exchange_messages(struct side *client, struct ibv_qp *client_qp, struct side *server,
+			      struct ibv_qp *server_qp)
 {
 	client->id->qp = client_qp;
 	server->id->qp = server_qp;
@@ -263,10 +264,10 @@ static void exchange(struct side *client, struct ibv_qp *client_qp, struct side 
 
 enum moment { BEFORE_ACCEPT, BEFORE_ESTABLISHED, AFTER_ESTABLISHED };
 
-static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
+static void application_can_drive_its_own_queue_pairs(enum moment server_moves, bool with_own_psns)
 {
 	own_psns = with_own_psns;
-	struct connection it = resolved();
+	struct connection it = resolved_client();
 	struct side *client = &it.client, *server = &it.server;
 	struct ibv_qp *client_qp, *server_qp;
 	struct rdma_conn_param ask = parameters(pattern, 7);
@@ -275,18 +276,18 @@ static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 	struct rdma_cm_event *event;
 	int mask;
 
-	client_qp = own_queue_pair(client);
+	client_qp = create_own_queue_pair(client);
 	ask.qp_num = client_qp->qp_num;
 	CHECK_OK(rdma->rdma_connect(client->id, &ask));
 	CHECK_FAILS(rdma->rdma_init_qp_attr(client->id, &attr, &mask), EINVAL); /* no REP yet */
 	CHECK_FAILS(rdma->rdma_establish(client->id), EINVAL);
 
 	*server = take_request(&it.listener);
-	server_qp = own_queue_pair(server);
+	server_qp = create_own_queue_pair(server);
 	answer.qp_num = server_qp->qp_num;
 	if (server_moves == BEFORE_ACCEPT) {
-		move(server, server_qp, IBV_QPS_RTR);
-		move(server, server_qp, IBV_QPS_RTS);
+		move_queue_pair(server, server_qp, IBV_QPS_RTR);
+		move_queue_pair(server, server_qp, IBV_QPS_RTS);
 	}
 	CHECK_OK(rdma->rdma_accept(server->id, &answer));
 
@@ -295,18 +296,18 @@ static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 	CHECK_EQUAL(event->param.conn.qp_num, server_qp->qp_num);
 	check_padded(event, 9, 196);
 	acknowledge(event);
-	move(client, client_qp, IBV_QPS_RTR);
-	move(client, client_qp, IBV_QPS_RTS);
+	move_queue_pair(client, client_qp, IBV_QPS_RTR);
+	move_queue_pair(client, client_qp, IBV_QPS_RTS);
 	if (server_moves == BEFORE_ESTABLISHED)
-		move(server, server_qp, IBV_QPS_RTR);
+		move_queue_pair(server, server_qp, IBV_QPS_RTR);
 	CHECK_OK(rdma->rdma_establish(client->id));
 	expect_status(server->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
 	if (server_moves == AFTER_ESTABLISHED)
-		move(server, server_qp, IBV_QPS_RTR);
+		move_queue_pair(server, server_qp, IBV_QPS_RTR);
 	if (server_moves != BEFORE_ACCEPT)
-		move(server, server_qp, IBV_QPS_RTS);
+		move_queue_pair(server, server_qp, IBV_QPS_RTS);
 	expect_nothing(client->channel);
-	exchange(client, client_qp, server, server_qp);
+	exchange_messages(client, client_qp, server, server_qp);
 
 	CHECK_OK(rdma->rdma_disconnect(server->id));
 	expect_status(client->channel, RDMA_CM_EVENT_DISCONNECTED, client->id, 0);
@@ -320,7 +321,7 @@ static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 
 /* ---- completion queues and protection domain of the library's ------------------------------ */
 
-static void everything_from_the_library(void)
+static void create_qp_provides_missing_pd_and_cqs(void)
 {
 	struct connection it = {.listener = listen_at(host, 0), .client = side_with_id()};
 	struct rdma_cm_id *id = it.client.id;
@@ -344,11 +345,11 @@ static void everything_from_the_library(void)
 
 /* Check that a client keeps trying for a while if its port has no listener, because the server may
  * be replacing it. */
-static void listener_comes_late(void)
+static void client_retries_until_the_port_has_a_listener(void)
 {
-	struct connection it = {.listener = bound(RDMA_PS_TCP, host, 0)};
+	struct connection it = {.listener = open_bound_side(RDMA_PS_TCP, host, 0)};
 
-	it.client = ask(host, port_of(it.listener.id));
+	it.client = start_connecting(host, port_of(it.listener.id));
 	expect_nothing(it.client.channel); /* not rejected yet */
 	CHECK_OK(rdma->rdma_listen(it.listener.id, 1));
 	it.server = take_request(&it.listener);
@@ -359,13 +360,13 @@ static void listener_comes_late(void)
 
 /* Check that the client reports a connection error and rejects the connection if its queue pair is
  * in error when REP arrives. */
-static void queue_pair_in_error(void)
+static void rep_is_rejected_if_client_queue_pair_is_in_error(void)
 {
-	struct connection it = requested();
+	struct connection it = open_requested_connection();
 	struct rdma_cm_event *event;
 
 	CHECK_OK(rdma->rdma_disconnect(it.client.id));
-	qp_state_is(&it.client, IBV_QPS_ERR);
+	expect_qp_state(&it.client, IBV_QPS_ERR);
 	accept_side(&it.server);
 	event = expect(it.client.channel, RDMA_CM_EVENT_CONNECT_ERROR, it.client.id);
 	CHECK(event->status < 0);
@@ -376,9 +377,9 @@ static void queue_pair_in_error(void)
 
 /* Check that a connection to a port that is bound but has no listener is rejected. The port belongs
  * to another id, or to the client itself if `own` is set. TCP would connect it to itself. */
-static void no_listener(bool own)
+static void connect_to_port_without_listener_is_rejected(bool own)
 {
-	struct side taken = bound(RDMA_PS_TCP, host, 0);
+	struct side taken = open_bound_side(RDMA_PS_TCP, host, 0);
 	struct side client = own ? taken : side_with_id();
 	struct rdma_conn_param ask = parameters(NULL, 0);
 	struct rdma_cm_event *event;
@@ -403,25 +404,26 @@ int main(void)
 	cm_begin(100);
 	for (int i = 0; i < (int)sizeof(pattern); i++)
 		pattern[i] = (uint8_t)(i + 1);
-	STEP(no_listener(false)); /* creates resources that later steps reuse */
-	before = resources();
-	STEP(whole_way(host, 56, 196, true));
-	STEP(whole_way(host, 0, 0, false));
-	STEP(whole_way("::1", 1, 195, true));
-	STEP(whole_way("::1", 55, 1, false));
-	STEP(reject(148));
-	STEP(reject(0));
-	STEP(private_data_limits());
-	STEP(no_parameters());
+	STEP(connect_to_port_without_listener_is_rejected(
+		false)); /* creates resources that later steps reuse */
+	before = count_resources();
+	STEP(connection_passes_parameters_and_private_data(host, 56, 196, true));
+	STEP(connection_passes_parameters_and_private_data(host, 0, 0, false));
+	STEP(connection_passes_parameters_and_private_data("::1", 1, 195, true));
+	STEP(connection_passes_parameters_and_private_data("::1", 55, 1, false));
+	STEP(rejection_delivers_reason_and_private_data(148));
+	STEP(rejection_delivers_reason_and_private_data(0));
+	STEP(connect_and_accept_enforce_private_data_limits());
+	STEP(connect_and_accept_work_without_parameters());
 	for (int psns = 0; psns < 2; psns++) {
-		STEP(own_queue_pairs(BEFORE_ACCEPT, psns));
-		STEP(own_queue_pairs(BEFORE_ESTABLISHED, psns));
-		STEP(own_queue_pairs(AFTER_ESTABLISHED, psns));
+		STEP(application_can_drive_its_own_queue_pairs(BEFORE_ACCEPT, psns));
+		STEP(application_can_drive_its_own_queue_pairs(BEFORE_ESTABLISHED, psns));
+		STEP(application_can_drive_its_own_queue_pairs(AFTER_ESTABLISHED, psns));
 	}
-	STEP(everything_from_the_library());
-	STEP(no_listener(true));
-	STEP(listener_comes_late());
-	STEP(queue_pair_in_error());
+	STEP(create_qp_provides_missing_pd_and_cqs());
+	STEP(connect_to_port_without_listener_is_rejected(true));
+	STEP(client_retries_until_the_port_has_a_listener());
+	STEP(rep_is_rejected_if_client_queue_pair_is_in_error());
 	expect_resources(before);
 	return 0;
 }

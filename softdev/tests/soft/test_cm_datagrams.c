@@ -6,14 +6,14 @@
 
 static struct side serve_at(const char *text, uint16_t port, int backlog)
 {
-	struct side side = bound(RDMA_PS_UDP, text, port);
+	struct side side = open_bound_side(RDMA_PS_UDP, text, port);
 
 	CHECK_EQUAL(side.id->qp_type, IBV_QPT_UD);
 	CHECK_OK(rdma->rdma_listen(side.id, backlog));
 	return side;
 }
 
-static struct side ask_for(const char *text, uint16_t port, const char *question)
+static struct side look_up_service(const char *text, uint16_t port, const char *question)
 {
 	struct side side = side_of(RDMA_PS_UDP);
 	struct rdma_conn_param asked = {.private_data = question,
@@ -24,7 +24,7 @@ static struct side ask_for(const char *text, uint16_t port, const char *question
 	return side;
 }
 
-static struct rdma_cm_id *take(struct side *service, const char *question)
+static struct rdma_cm_id *take_lookup(struct side *service, const char *question)
 {
 	struct rdma_cm_event *event = expect(service->channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 	struct rdma_cm_id *id = event->id;
@@ -36,7 +36,7 @@ static struct rdma_cm_id *take(struct side *service, const char *question)
 	return id;
 }
 
-static void answer(struct rdma_cm_id *id, uint32_t qpn, const char *text)
+static void accept_lookup(struct rdma_cm_id *id, uint32_t qpn, const char *text)
 {
 	struct rdma_conn_param said = {
 		.private_data = text, .private_data_len = (uint8_t)strlen(text), .qp_num = qpn};
@@ -64,28 +64,28 @@ static void expect_found(struct side *asker, uint32_t qpn, const char *text,
 		CHECK_OK(rdma->rdma_destroy_id(request));
 }
 
-static void found(const char *listens, const char *asked)
+static void service_lookup_returns_qpn_and_private_data(const char *listens, const char *asked)
 {
 	struct side service = serve_at(listens, 0, 0);
-	struct side asker = ask_for(asked, port_of(service.id), "where?");
-	struct rdma_cm_id *request = take(&service, "where?");
+	struct side asker = look_up_service(asked, port_of(service.id), "where?");
+	struct rdma_cm_id *request = take_lookup(&service, "where?");
 
 	CHECK(request->verbs);
 	CHECK_EQUAL(port_of(request), port_of(service.id));
 	CHECK_EQUAL(rdma->rdma_get_dst_port(request), rdma->rdma_get_src_port(asker.id));
 	CHECK_EQUAL(request->route.addr.src_addr.sa_family,
 		    asker.id->route.addr.dst_addr.sa_family);
-	answer(request, 0x1234, "here");
+	accept_lookup(request, 0x1234, "here");
 	expect_found(&asker, 0x1234, "here", request);
 	expect_nothing(service.channel);
 	side_close(&service);
 }
 
-static void refused(void)
+static void rejected_lookup_reports_unreachable(void)
 {
 	struct side service = serve_at(host, 0, 0);
-	struct side asker = ask_for(host, port_of(service.id), "?");
-	struct rdma_cm_id *request = take(&service, "?");
+	struct side asker = look_up_service(host, port_of(service.id), "?");
+	struct rdma_cm_id *request = take_lookup(&service, "?");
 	struct rdma_cm_event *event;
 	uint8_t data[SOFT_SIDR_REP_PRIVATE + 1] = {'n', 'o'};
 
@@ -98,7 +98,7 @@ static void refused(void)
 	acknowledge(event);
 	CHECK_OK(rdma->rdma_destroy_id(request));
 	side_close(&asker);
-	asker = ask_for(host, port_of(service.id), "?"); /* never taken by the service */
+	asker = look_up_service(host, port_of(service.id), "?"); /* never taken by the service */
 	wait_for_event(service.channel);
 	side_close(&service);
 	expect_status(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id, SOFT_SIDR_REJECTED);
@@ -107,20 +107,20 @@ static void refused(void)
 
 /* Check that a lookup on a port without a service is repeated for a while, because a server may be
  * replacing its service. */
-static void no_service(bool comes_late)
+static void lookup_retries_while_port_has_no_service(bool comes_late)
 {
 	struct side service = serve_at(host, 0, 0);
 	uint16_t port = port_of(service.id);
 
 	side_close(&service);
-	struct side asker = ask_for(host, port, "?");
+	struct side asker = look_up_service(host, port, "?");
 
 	if (comes_late) {
 		expect_nothing(asker.channel); /* not failed yet */
 		service = serve_at(host, port, 0);
-		struct rdma_cm_id *request = take(&service, "?");
+		struct rdma_cm_id *request = take_lookup(&service, "?");
 
-		answer(request, 5, "late");
+		accept_lookup(request, 5, "late");
 		expect_found(&asker, 5, "late", request);
 		side_close(&service);
 		return;
@@ -132,22 +132,22 @@ static void no_service(bool comes_late)
 
 /* Check that a request outlives its listener, and that it can be accepted after the asker is
  * gone. */
-static void ends_in_any_order(void)
+static void request_outlives_its_listener_and_asker(void)
 {
 	struct side service = serve_at(host, 0, 0);
-	struct side asker = ask_for(host, port_of(service.id), "?");
-	struct rdma_cm_id *request = take(&service, "?");
+	struct side asker = look_up_service(host, port_of(service.id), "?");
+	struct rdma_cm_id *request = take_lookup(&service, "?");
 
 	side_drop(&service);
-	answer(request, 7, "");
+	accept_lookup(request, 7, "");
 	expect_found(&asker, 7, "", request);
 	side_close(&service);
 
 	service = serve_at(host, 0, 0);
-	asker = ask_for(host, port_of(service.id), "?");
-	request = take(&service, "?");
+	asker = look_up_service(host, port_of(service.id), "?");
+	request = take_lookup(&service, "?");
 	side_close(&asker); /* before the response */
-	answer(request, 7, "");
+	accept_lookup(request, 7, "");
 	side_drop(&service);
 	CHECK_OK(rdma->rdma_destroy_id(request));
 	side_close(&service);
@@ -155,11 +155,11 @@ static void ends_in_any_order(void)
 
 /* Check that with a backlog of one, the second client repeats its request until the application has
  * taken the first request. */
-static void backlog(void)
+static void second_request_waits_while_backlog_is_full(void)
 {
 	struct side service = serve_at(host, 0, 1);
-	struct side first = ask_for(host, port_of(service.id), "1");
-	struct side second = ask_for(host, port_of(service.id), "2");
+	struct side first = look_up_service(host, port_of(service.id), "1");
+	struct side second = look_up_service(host, port_of(service.id), "2");
 
 	wait_for_event(service.channel);
 	expect_nothing(first.channel);
@@ -171,10 +171,10 @@ static void backlog(void)
 	bool first_came = memcmp(event->param.ud.private_data, "1", 1) == 0;
 
 	acknowledge(event);
-	answer(request, 1, "");
+	accept_lookup(request, 1, "");
 	expect_found(first_came ? &first : &second, 1, "", request);
-	request = take(&service, first_came ? "2" : "1");
-	answer(request, 2, "");
+	request = take_lookup(&service, first_came ? "2" : "1");
+	accept_lookup(request, 2, "");
 	expect_found(first_came ? &second : &first, 2, "", request);
 	side_close(&service);
 }
@@ -195,20 +195,20 @@ static int udp_socket(union address *own)
 	return fd;
 }
 
-static void put_bytes(int fd, const union address *to, const void *bytes, size_t length)
+static void send_bytes(int fd, const union address *to, const void *bytes, size_t length)
 {
 	CHECK_EQUAL(sendto(fd, bytes, length, 0, &to->any, address_length(to)), (ssize_t)length);
 }
 
-static void put(int fd, const union address *to, const struct soft_cm_message *message)
+static void send_cm_message(int fd, const union address *to, const struct soft_cm_message *message)
 {
 	uint8_t bytes[SOFT_MAD_SIZE];
 
 	soft_cm_encode(message, bytes);
-	put_bytes(fd, to, bytes, sizeof(bytes));
+	send_bytes(fd, to, bytes, sizeof(bytes));
 }
 
-static struct soft_cm_message get(int fd, union address *from)
+static struct soft_cm_message receive_cm_message(int fd, union address *from)
 {
 	struct soft_cm_message message;
 	uint8_t bytes[SOFT_MAD_SIZE];
@@ -221,7 +221,7 @@ static struct soft_cm_message get(int fd, union address *from)
 }
 
 /* Check that a repeated request gets the same response and is not reported again. */
-static void said_again(void)
+static void repeated_request_gets_the_same_response(void)
 {
 	struct side service = serve_at("127.0.0.1", 0, 0);
 	union address there = address_of("127.0.0.1", port_of(service.id)), own, from;
@@ -229,19 +229,19 @@ static void said_again(void)
 	struct soft_cm_message question = {.type = SOFT_SIDR_REQ, .number = 77}, got;
 	struct rdma_cm_id *request;
 
-	put(fd, &there, &question);
-	put(fd, &there, &question);
-	request = take(&service, "");
+	send_cm_message(fd, &there, &question);
+	send_cm_message(fd, &there, &question);
+	request = take_lookup(&service, "");
 	expect_nothing(service.channel);
-	answer(request, 0x99, "x");
+	accept_lookup(request, 0x99, "x");
 	for (int i = 0; i < 2; i++) {
-		got = get(fd, &from);
+		got = receive_cm_message(fd, &from);
 		CHECK_EQUAL(got.type, SOFT_SIDR_REP);
 		CHECK_EQUAL(got.number, 77);
 		CHECK_EQUAL(got.qpn, 0x99);
 		CHECK_EQUAL(got.private_data[0], 'x');
 		CHECK_EQUAL(ntohs(from.v4.sin_port), port_of(service.id));
-		put(fd, &there, &question);
+		send_cm_message(fd, &there, &question);
 	}
 	expect_nothing(service.channel);
 	CHECK_OK(rdma->rdma_destroy_id(request));
@@ -251,7 +251,7 @@ static void said_again(void)
 
 /* Check that datagrams other than a complete SIDR_REQ are ignored, without a response or an
  * event. */
-static void malformed_requests(void)
+static void malformed_datagrams_are_ignored(void)
 {
 	struct side service = serve_at("127.0.0.1", 0, 0);
 	union address there = address_of("127.0.0.1", port_of(service.id)), own, from;
@@ -262,19 +262,19 @@ static void malformed_requests(void)
 
 	soft_cm_encode(&question, bytes);
 	for (size_t cut = 0; cut < SOFT_MAD_SIZE; cut += 13)
-		put_bytes(fd, &there, bytes, cut);
-	put_bytes(fd, &there, bytes, SOFT_MAD_SIZE + 1);
-	put_bytes(fd, &there, bytes, sizeof(bytes));
+		send_bytes(fd, &there, bytes, cut);
+	send_bytes(fd, &there, bytes, SOFT_MAD_SIZE + 1);
+	send_bytes(fd, &there, bytes, sizeof(bytes));
 	for (size_t i = 0; i < sizeof(checked); i++) {
 		bytes[checked[i]] ^= 0x55;
-		put_bytes(fd, &there, bytes, SOFT_MAD_SIZE);
+		send_bytes(fd, &there, bytes, SOFT_MAD_SIZE);
 		bytes[checked[i]] ^= 0x55;
 	}
-	put(fd, &there, &(struct soft_cm_message){.type = SOFT_SIDR_REP, .number = 5});
-	put(fd, &there, &question);
-	CHECK_OK(rdma->rdma_destroy_id(take(&service, "")));
+	send_cm_message(fd, &there, &(struct soft_cm_message){.type = SOFT_SIDR_REP, .number = 5});
+	send_cm_message(fd, &there, &question);
+	CHECK_OK(rdma->rdma_destroy_id(take_lookup(&service, "")));
 	/* Destroying the id of the valid request rejects it. No other datagram gets a response. */
-	CHECK_EQUAL(get(fd, &from).type, SOFT_SIDR_REP);
+	CHECK_EQUAL(receive_cm_message(fd, &from).type, SOFT_SIDR_REP);
 	expect_nothing(service.channel);
 	close(fd);
 	side_close(&service);
@@ -282,28 +282,29 @@ static void malformed_requests(void)
 
 /* Check that the client repeats an unanswered request, ignores responses to other requests, and
  * finally gives up. */
-static void lost_datagrams(void)
+static void unanswered_lookup_is_retried_until_it_times_out(void)
 {
 	union address own, from;
 	int fd = udp_socket(&own);
-	struct side asker = ask_for("127.0.0.1", ntohs(own.v4.sin_port), "lost");
-	struct soft_cm_message first = get(fd, &from), again = get(fd, &from);
+	struct side asker = look_up_service("127.0.0.1", ntohs(own.v4.sin_port), "lost");
+	struct soft_cm_message first = receive_cm_message(fd, &from),
+			       again = receive_cm_message(fd, &from);
 
 	CHECK_EQUAL(first.type, SOFT_SIDR_REQ);
 	CHECK_EQUAL(again.number, first.number);
 	CHECK(memcmp(again.private_data, "lost", 4) == 0);
-	put(fd, &from,
-	    &(struct soft_cm_message){
-		    .type = SOFT_SIDR_REP, .number = first.number + 1, .status = 2});
-	put(fd, &from,
-	    &(struct soft_cm_message){.type = SOFT_SIDR_REP,
-				      .qpn = 3,
-				      .qkey = RDMA_UDP_QKEY,
-				      .number = first.number});
+	send_cm_message(fd, &from,
+			&(struct soft_cm_message){
+				.type = SOFT_SIDR_REP, .number = first.number + 1, .status = 2});
+	send_cm_message(fd, &from,
+			&(struct soft_cm_message){.type = SOFT_SIDR_REP,
+						  .qpn = 3,
+						  .qkey = RDMA_UDP_QKEY,
+						  .number = first.number});
 	expect_found(&asker, 3, "", NULL);
 
 	soft_device.cm->limits.service_ms = 100;
-	asker = ask_for("127.0.0.1", ntohs(own.v4.sin_port), "");
+	asker = look_up_service("127.0.0.1", ntohs(own.v4.sin_port), "");
 	expect_status(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id, -ETIMEDOUT);
 	side_close(&asker);
 	close(fd);
@@ -311,7 +312,7 @@ static void lost_datagrams(void)
 
 /* ---- the calls ----------------------------------------------------------------------------- */
 
-static void wrong_uses(void)
+static void datagram_service_calls_reject_invalid_use(void)
 {
 	struct side service = serve_at(host, 0, 0);
 	struct side asker = side_of(RDMA_PS_UDP);
@@ -330,11 +331,11 @@ static void wrong_uses(void)
 	CHECK_OK(rdma->rdma_connect(asker.id, NULL));
 	CHECK_FAILS(rdma->rdma_connect(asker.id, NULL), EINVAL);
 	CHECK_FAILS(rdma->rdma_reject(asker.id, NULL, 0), EINVAL);
-	request = take(&service, "");
+	request = take_lookup(&service, "");
 	CHECK_FAILS(rdma->rdma_accept(request, NULL), EINVAL); /* no queue pair given */
 	question.private_data_len = SOFT_SIDR_REP_PRIVATE + 1;
 	CHECK_FAILS(rdma->rdma_accept(request, &question), EINVAL);
-	answer(request, 1, "");
+	accept_lookup(request, 1, "");
 	CHECK_FAILS(rdma->rdma_reject(request, NULL, 0), EINVAL);
 	expect_status(asker.channel, RDMA_CM_EVENT_ESTABLISHED, asker.id, 0);
 	CHECK_OK(rdma->rdma_disconnect(asker.id));
@@ -346,7 +347,7 @@ static void wrong_uses(void)
 
 /* Check that ids of different port spaces can use the same port, but two ids of one port space
  * cannot. */
-static void ports(void)
+static void port_spaces_have_separate_port_numbers(void)
 {
 	struct side connections = listen_at(host, 0);
 	struct side service = serve_at(host, port_of(connections.id), 0);
@@ -370,22 +371,22 @@ int main(void)
 	int before;
 
 	cm_begin(60);
-	STEP(no_service(false));
-	before = resources(); /* the sanitizer's thread has started by now */
-	STEP(found(host, host));
-	STEP(found("::1", "::1"));
-	STEP(found("0.0.0.0", "127.0.0.3"));
-	STEP(found("::", "::1"));
-	STEP(found("::", "127.0.0.3"));
-	STEP(refused());
-	STEP(no_service(true));
-	STEP(ends_in_any_order());
-	STEP(backlog());
-	STEP(said_again());
-	STEP(malformed_requests());
-	STEP(lost_datagrams());
-	STEP(wrong_uses());
-	STEP(ports());
+	STEP(lookup_retries_while_port_has_no_service(false));
+	before = count_resources(); /* the sanitizer's thread has started by now */
+	STEP(service_lookup_returns_qpn_and_private_data(host, host));
+	STEP(service_lookup_returns_qpn_and_private_data("::1", "::1"));
+	STEP(service_lookup_returns_qpn_and_private_data("0.0.0.0", "127.0.0.3"));
+	STEP(service_lookup_returns_qpn_and_private_data("::", "::1"));
+	STEP(service_lookup_returns_qpn_and_private_data("::", "127.0.0.3"));
+	STEP(rejected_lookup_reports_unreachable());
+	STEP(lookup_retries_while_port_has_no_service(true));
+	STEP(request_outlives_its_listener_and_asker());
+	STEP(second_request_waits_while_backlog_is_full());
+	STEP(repeated_request_gets_the_same_response());
+	STEP(malformed_datagrams_are_ignored());
+	STEP(unanswered_lookup_is_retried_until_it_times_out());
+	STEP(datagram_service_calls_reject_invalid_use());
+	STEP(port_spaces_have_separate_port_numbers());
 	expect_resources(before);
 	return 0;
 }

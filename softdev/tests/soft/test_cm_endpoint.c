@@ -34,7 +34,7 @@ static struct ibv_qp_init_attr small_queues(void)
 
 /* Test rdma_getaddrinfo(3) without a host name, as libfabric calls it. The hints contain both
  * addresses. */
-static void hints_without_a_name(void)
+static void getaddrinfo_without_name_copies_addresses_from_hints(void)
 {
 	union address source = address_of(host, 0), destination = address_of(host, 7471);
 	struct rdma_addrinfo hints = {.ai_flags = RAI_NUMERICHOST,
@@ -68,7 +68,7 @@ static void hints_without_a_name(void)
 	CHECK_FAILS(rdma->rdma_getaddrinfo(host, NULL, &hints, &answer), EINVAL);
 }
 
-static void make_a_queue_pair_on(struct ibv_context *context)
+static void create_and_destroy_qp(struct ibv_context *context)
 {
 	struct ibv_pd *pd = rdma->ibv_alloc_pd(context);
 	struct ibv_cq *cq = rdma->ibv_create_cq(context, 4, NULL, NULL, 0);
@@ -86,7 +86,7 @@ static void make_a_queue_pair_on(struct ibv_context *context)
 
 /* Check that the connection manager's devices stay open after rdma_free_devices(), and after their
  * last id is destroyed, because programs continue to use them. */
-static void device_of_a_program(void)
+static void device_stays_open_after_free_devices(void)
 {
 	struct ibv_context **list, *context;
 	struct side side;
@@ -96,12 +96,12 @@ static void device_of_a_program(void)
 	CHECK(list);
 	context = list[0];
 	rdma->rdma_free_devices(list);
-	make_a_queue_pair_on(context);
-	make_a_queue_pair_on(context);
+	create_and_destroy_qp(context);
+	create_and_destroy_qp(context);
 	side = listen_at(host, 0);
 	CHECK(side.id->verbs == context);
 	side_close(&side);
-	make_a_queue_pair_on(context);
+	create_and_destroy_qp(context);
 	soft_cm_keep_device(false);
 	list = rdma->rdma_get_devices(NULL);
 	rdma->rdma_free_devices(list);
@@ -109,7 +109,7 @@ static void device_of_a_program(void)
 
 /* ---- endpoints ----------------------------------------------------------------------------- */
 
-static void *client(void *argument)
+static void *connect_in_thread(void *argument)
 {
 	struct peer *peer = argument;
 	struct ibv_qp_init_attr attr = small_queues();
@@ -128,7 +128,7 @@ static void *client(void *argument)
 
 /* Disconnect in a thread, because the call waits for the other side's response
  * (rdma_disconnect(3)). */
-static void *leave(void *argument)
+static void *disconnect_in_thread(void *argument)
 {
 	struct peer *peer = argument;
 
@@ -136,7 +136,7 @@ static void *leave(void *argument)
 	return NULL;
 }
 
-static struct rdma_cm_id *listening(struct ibv_qp_init_attr *attr, struct peer *peer)
+static struct rdma_cm_id *open_listening_endpoint(struct ibv_qp_init_attr *attr, struct peer *peer)
 {
 	struct rdma_addrinfo *answer = look_up(host, "0", RAI_PASSIVE);
 	struct rdma_cm_id *id;
@@ -148,7 +148,7 @@ static struct rdma_cm_id *listening(struct ibv_qp_init_attr *attr, struct peer *
 	return id;
 }
 
-static void finish(pthread_t thread, struct peer *peer, int result)
+static void join_peer(pthread_t thread, struct peer *peer, int result)
 {
 	CHECK_OK(pthread_join(thread, NULL));
 	CHECK_EQUAL(peer->result, result);
@@ -156,48 +156,48 @@ static void finish(pthread_t thread, struct peer *peer, int result)
 
 /* Connect and disconnect two endpoints, as the rdma_client and rdma_server examples do. Each call
  * blocks until it has completed. */
-static void endpoints(void)
+static void endpoint_calls_block_until_complete(void)
 {
 	struct ibv_qp_init_attr attr = small_queues();
 	struct peer peer = {0};
-	struct rdma_cm_id *listener = listening(&attr, &peer);
+	struct rdma_cm_id *listener = open_listening_endpoint(&attr, &peer);
 	struct rdma_cm_id *server;
 	struct ibv_qp_attr state;
 	struct ibv_qp_init_attr initial;
 	pthread_t thread;
 
-	CHECK_OK(pthread_create(&thread, NULL, client, &peer));
+	CHECK_OK(pthread_create(&thread, NULL, connect_in_thread, &peer));
 	CHECK_OK(rdma->rdma_get_request(listener, &server));
 	CHECK(server->qp && server->event && server->channel != listener->channel);
 	CHECK_EQUAL(server->event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
 	CHECK(memcmp(server->event->param.conn.private_data, "hello", 5) == 0);
 	CHECK_OK(rdma->rdma_accept(server, NULL));
 	CHECK_EQUAL(server->event->event, RDMA_CM_EVENT_ESTABLISHED);
-	finish(thread, &peer, 0);
+	join_peer(thread, &peer, 0);
 	CHECK_EQUAL(peer.id->event->event, RDMA_CM_EVENT_ESTABLISHED);
 	CHECK_OK(rdma->ibv_query_qp(server->qp, &state, IBV_QP_STATE, &initial));
 	CHECK_EQUAL(state.qp_state, IBV_QPS_RTS);
-	CHECK_OK(pthread_create(&thread, NULL, leave, &peer));
+	CHECK_OK(pthread_create(&thread, NULL, disconnect_in_thread, &peer));
 	CHECK_OK(rdma->rdma_disconnect(server));
-	finish(thread, &peer, 0);
+	join_peer(thread, &peer, 0);
 	CHECK_EQUAL(server->event->event, RDMA_CM_EVENT_DISCONNECTED);
 	rdma->rdma_destroy_ep(peer.id);
 	rdma->rdma_destroy_ep(server);
 	rdma->rdma_destroy_ep(listener);
 }
 
-static void rejected(void)
+static void rejected_endpoint_connect_fails_with_econnrefused(void)
 {
 	struct peer peer = {0};
-	struct rdma_cm_id *listener = listening(NULL, &peer);
+	struct rdma_cm_id *listener = open_listening_endpoint(NULL, &peer);
 	struct rdma_cm_id *server;
 	pthread_t thread;
 
-	CHECK_OK(pthread_create(&thread, NULL, client, &peer));
+	CHECK_OK(pthread_create(&thread, NULL, connect_in_thread, &peer));
 	CHECK_OK(rdma->rdma_get_request(listener, &server));
 	CHECK(!server->qp);
 	CHECK_OK(rdma->rdma_reject(server, "no", 2));
-	finish(thread, &peer, ECONNREFUSED);
+	join_peer(thread, &peer, ECONNREFUSED);
 	CHECK_EQUAL(peer.id->event->event, RDMA_CM_EVENT_REJECTED);
 	CHECK_EQUAL(peer.id->event->status, 28);
 	CHECK(memcmp(peer.id->event->param.conn.private_data, "no", 2) == 0);
@@ -207,7 +207,7 @@ static void rejected(void)
 	rdma->rdma_destroy_ep(server);
 }
 
-static void wrong_uses(void)
+static void endpoint_calls_reject_invalid_arguments(void)
 {
 	struct side side = listen_at(host, 0);
 	struct rdma_addrinfo *answer = look_up(host, "7", 0);
@@ -216,7 +216,7 @@ static void wrong_uses(void)
 
 	CHECK_FAILS(rdma->rdma_get_request(side.id, &id), EINVAL); /* the id is not synchronous */
 	answer->ai_dst_addr->sa_family = AF_UNIX;
-	before = resources();
+	before = count_resources();
 	CHECK_FAILS(rdma->rdma_create_ep(&id, answer, NULL, NULL), EINVAL);
 	expect_resources(before);
 	answer->ai_dst_addr->sa_family = AF_INET;
@@ -226,7 +226,7 @@ static void wrong_uses(void)
 
 /* ---- what an id makes ---------------------------------------------------------------------- */
 
-static void shared_receives(void)
+static void queue_pair_uses_the_srq_of_its_id(void)
 {
 	struct side listener = listen_at(host, 0), side = side_with_id();
 	struct ibv_srq_init_attr attr = {.attr = {.max_wr = 8, .max_sge = 1}};
@@ -253,13 +253,13 @@ int main(void)
 	int before;
 
 	cm_begin(60);
-	STEP(device_of_a_program());
-	before = resources(); /* the sanitizer's thread has started by now */
-	STEP(hints_without_a_name());
-	STEP(endpoints());
-	STEP(rejected());
-	STEP(wrong_uses());
-	STEP(shared_receives());
+	STEP(device_stays_open_after_free_devices());
+	before = count_resources(); /* the sanitizer's thread has started by now */
+	STEP(getaddrinfo_without_name_copies_addresses_from_hints());
+	STEP(endpoint_calls_block_until_complete());
+	STEP(rejected_endpoint_connect_fails_with_econnrefused());
+	STEP(endpoint_calls_reject_invalid_arguments());
+	STEP(queue_pair_uses_the_srq_of_its_id());
 	expect_resources(before);
 	return 0;
 }

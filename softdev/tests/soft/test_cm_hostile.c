@@ -17,7 +17,7 @@ static size_t read_to_end(int fd, uint8_t *bytes, size_t room)
 	return have;
 }
 
-static void is_closed(int fd)
+static void expect_closed(int fd)
 {
 	uint8_t bytes[1024];
 
@@ -26,7 +26,7 @@ static void is_closed(int fd)
 }
 
 /* Check that the listener still serves clients that follow the protocol. */
-static void still_works(struct side *listener)
+static void expect_listener_works(struct side *listener)
 {
 	struct side client, server;
 
@@ -38,7 +38,7 @@ static void still_works(struct side *listener)
 
 /* ---- clients ------------------------------------------------------------------------------- */
 
-static void garbage_clients(void)
+static void listener_disconnects_clients_that_send_garbage(void)
 {
 	static const struct {
 		const char *bytes;
@@ -51,26 +51,27 @@ static void garbage_clients(void)
 	int fd;
 
 	FOR_EACH (i, cases) {
-		fd = tcp_to(port_of(listener.id));
+		fd = connect_tcp(port_of(listener.id));
 		write_all(fd, cases[i].bytes, cases[i].length);
-		is_closed(fd);
+		expect_closed(fd);
 	}
-	fd = tcp_to(port_of(listener.id));
-	say(fd, (struct soft_cm_message){.type = SOFT_CM_RTU}); /* instead of a request */
-	is_closed(fd);
-	fd = tcp_to(port_of(listener.id)); /* closed without sending anything */
+	fd = connect_tcp(port_of(listener.id));
+	send_cm_message(fd,
+			(struct soft_cm_message){.type = SOFT_CM_RTU}); /* instead of a request */
+	expect_closed(fd);
+	fd = connect_tcp(port_of(listener.id)); /* closed without sending anything */
 	close(fd);
-	fd = tcp_to(port_of(listener.id));
+	fd = connect_tcp(port_of(listener.id));
 	CHECK_OK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0},
 			    sizeof(struct linger)));
 	close(fd);
-	still_works(&listener);
+	expect_listener_works(&listener);
 	side_close(&listener);
 }
 
 /* Check that a client that sends nothing or only half a request is disconnected after
  * request_ms. */
-static void silent_clients(void)
+static void listener_disconnects_silent_clients_after_timeout(void)
 {
 	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = listen_at(host, 0);
@@ -79,19 +80,19 @@ static void silent_clients(void)
 
 	soft_cm_encode(&good_request, bytes);
 	soft_device.cm->limits.request_ms = 100;
-	silent = tcp_to(port_of(listener.id));
-	half = tcp_to(port_of(listener.id));
+	silent = connect_tcp(port_of(listener.id));
+	half = connect_tcp(port_of(listener.id));
 	write_all(half, bytes, sizeof(bytes) / 2);
-	still_works(&listener);
-	is_closed(silent);
-	is_closed(half);
+	expect_listener_works(&listener);
+	expect_closed(silent);
+	expect_closed(half);
 	soft_device.cm->limits = before;
 	side_close(&listener);
 }
 
 /* Check that the listener rejects invalid requests with the correct reason, without reporting them
  * to the application. */
-static void refused_requests(void)
+static void invalid_requests_are_rejected_with_the_right_reason(void)
 {
 	static const struct {
 		size_t at;
@@ -106,43 +107,44 @@ static void refused_requests(void)
 
 	FOR_EACH (i, cases) {
 		uint8_t bytes[SOFT_MAD_SIZE];
-		int fd = tcp_to(port_of(listener.id));
+		int fd = connect_tcp(port_of(listener.id));
 
 		soft_cm_encode(&good_request, bytes);
 		bytes[SOFT_MAD_HEADER + cases[i].at] = cases[i].value;
 		write_all(fd, bytes, sizeof(bytes));
-		CHECK_EQUAL(hear(fd, SOFT_CM_REJ).reason, cases[i].reason);
+		CHECK_EQUAL(expect_cm_message(fd, SOFT_CM_REJ).reason, cases[i].reason);
 		/* TCP may send a reset if the listener closes a connection with unread data. No
 		 * further message follows in any case. */
-		is_closed(fd);
+		expect_closed(fd);
 	}
-	still_works(&listener);
+	expect_listener_works(&listener);
 	side_close(&listener);
 }
 
 /* Test clients that close the connection or violate the protocol after their request. */
-static void client_leaves(void)
+static void request_fails_silently_when_client_leaves(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct side server;
-	int fd = asking(&listener, &server);
+	int fd = send_good_request(&listener, &server);
 
 	close(fd); /* may cause a reset, because MRA is unread */
 	expect_silent_end(&listener, &server);
 
-	fd = asking(&listener, &server);
-	say(fd, good_request); /* a second request */
+	fd = send_good_request(&listener, &server);
+	send_cm_message(fd, good_request); /* a second request */
 	expect_silent_end(&listener, &server);
 	close(fd);
 
-	fd = tcp_to(port_of(listener.id));
-	say(fd, good_request);
-	say(fd, (struct soft_cm_message){.type = SOFT_CM_REJ, .reason = SOFT_CM_REASON_TIMEOUT});
+	fd = connect_tcp(port_of(listener.id));
+	send_cm_message(fd, good_request);
+	send_cm_message(fd, (struct soft_cm_message){.type = SOFT_CM_REJ,
+						     .reason = SOFT_CM_REASON_TIMEOUT});
 	server = take_request(&listener);
 	expect_silent_end(&listener, &server);
 	close(fd);
 
-	still_works(&listener);
+	expect_listener_works(&listener);
 	side_close(&listener);
 }
 
@@ -150,24 +152,24 @@ static const struct soft_cm_message ready_to_use = {.type = SOFT_CM_RTU};
 
 /* Connect as a client, but stop after receiving REP. By then, the server has called rdma_accept()
  * and waits for RTU. Returns the client's socket. */
-static int accepted_client(struct side *listener, struct side *server)
+static int accept_client(struct side *listener, struct side *server)
 {
-	int fd = asking(listener, server);
+	int fd = send_good_request(listener, server);
 
 	accept_side(server);
-	CHECK_EQUAL(hear(fd, SOFT_CM_REP).qpn, server->id->qp->qp_num);
+	CHECK_EQUAL(expect_cm_message(fd, SOFT_CM_REP).qpn, server->id->qp->qp_num);
 	return fd;
 }
 
 /* Check that data after RTU is passed to the queue pair, which fails because the data is not a
  * frame. */
-static void garbage_after_rtu(void)
+static void garbage_after_rtu_disconnects_the_queue_pair(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct side server;
 	uint8_t bytes[SOFT_MAD_SIZE + 64];
 	struct rdma_cm_event *event;
-	int fd = accepted_client(&listener, &server);
+	int fd = accept_client(&listener, &server);
 
 	soft_cm_encode(&ready_to_use, bytes);
 	memset(bytes + SOFT_MAD_SIZE, 0xff, 64);
@@ -178,17 +180,17 @@ static void garbage_after_rtu(void)
 	acknowledge(event);
 	close(fd);
 	side_drop(&server);
-	still_works(&listener);
+	expect_listener_works(&listener);
 	side_close(&listener);
 }
 
 /* Check that ESTABLISHED is reported if rdma_notify(3) is called before RTU arrives, and that it is
  * not reported again for RTU. */
-static void established_early(void)
+static void notify_reports_established_once_before_rtu(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct side server;
-	int fd = asking(&listener, &server);
+	int fd = send_good_request(&listener, &server);
 
 	CHECK_FAILS(rdma->rdma_notify(server.id, IBV_EVENT_COMM_EST), EINVAL);
 	accept_side(&server);
@@ -196,8 +198,8 @@ static void established_early(void)
 	CHECK_OK(rdma->rdma_notify(server.id, IBV_EVENT_COMM_EST));
 	CHECK_FAILS(rdma->rdma_notify(server.id, IBV_EVENT_COMM_EST), EISCONN);
 	expect_status(listener.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
-	hear(fd, SOFT_CM_REP);
-	say(fd, ready_to_use); /* then close without a DISCONNECT frame */
+	expect_cm_message(fd, SOFT_CM_REP);
+	send_cm_message(fd, ready_to_use); /* then close without a DISCONNECT frame */
 	close(fd);
 	expect_status(listener.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, -ECONNRESET);
 	side_drop(&server);
@@ -205,50 +207,50 @@ static void established_early(void)
 }
 
 /* Test a client that sends MRA twice instead of RTU. */
-static void repeats_itself(void)
+static void second_mra_instead_of_rtu_is_a_connect_error(void)
 {
 	static const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
 	struct side listener = listen_at(host, 0);
 	struct side server;
-	int fd = accepted_client(&listener, &server);
+	int fd = accept_client(&listener, &server);
 
-	say(fd, wait);
-	say(fd, wait);
-	is_closed(fd);
+	send_cm_message(fd, wait);
+	send_cm_message(fd, wait);
+	expect_closed(fd);
 	expect_status(listener.channel, RDMA_CM_EVENT_CONNECT_ERROR, server.id, -EPROTO);
 	side_drop(&server);
 	side_close(&listener);
 }
 
-static void ends_before_rtu(void)
+static void server_can_end_connection_before_rtu(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct side server;
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
 	int fd;
 
-	fd = accepted_client(&listener, &server); /* the application disconnects */
+	fd = accept_client(&listener, &server); /* the application disconnects */
 	CHECK_OK(rdma->rdma_disconnect(server.id));
-	is_closed(fd);
+	expect_closed(fd);
 	expect_end(&server);
 	side_drop(&server);
 
-	fd = accepted_client(&listener, &server); /* the application rejects after accepting */
+	fd = accept_client(&listener, &server); /* the application rejects after accepting */
 	CHECK_OK(rdma->rdma_reject(server.id, NULL, 0));
-	hear(fd, SOFT_CM_REJ);
-	is_closed(fd);
+	expect_cm_message(fd, SOFT_CM_REJ);
+	expect_closed(fd);
 	side_drop(&server);
 
-	fd = accepted_client(&listener, &server); /* the server's queue pair fails */
+	fd = accept_client(&listener, &server); /* the server's queue pair fails */
 	CHECK_OK(rdma->ibv_modify_qp(server.id->qp, &attr, IBV_QP_STATE));
-	say(fd, ready_to_use);
-	is_closed(fd);
+	send_cm_message(fd, ready_to_use);
+	expect_closed(fd);
 	expect_status(listener.channel, RDMA_CM_EVENT_CONNECT_ERROR, server.id, -ENOTCONN);
 	side_drop(&server);
 	side_close(&listener);
 }
 
-static bool depend_on_engine(void)
+static bool has_channels_depending_on_engine(void)
 {
 	soft_lock();
 	bool depend = soft_channels_depend_on_engine();
@@ -259,21 +261,21 @@ static bool depend_on_engine(void)
 
 /* Check that no channel depends on the engine's thread if the application accepts early wake-ups.
  * The thread would otherwise have to wake up for every incoming frame. */
-static void silent_after_the_reply(void)
+static void channels_with_early_wake_up_need_no_engine_thread(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct side server;
-	int fd = accepted_client(&listener, &server);
+	int fd = accept_client(&listener, &server);
 	struct ibv_comp_channel *completions = rdma->ibv_create_comp_channel(server.id->verbs);
 
 	CHECK(completions);
-	CHECK(depend_on_engine());
+	CHECK(has_channels_depending_on_engine());
 	soft_wake_early(listener.channel->fd);
-	CHECK(!depend_on_engine()); /* frames wake up the application directly */
+	CHECK(!has_channels_depending_on_engine()); /* frames wake up the application directly */
 	soft_wake_early(completions->fd);
-	CHECK(!depend_on_engine()); /* frames now wake up only the completion channel */
+	CHECK(!has_channels_depending_on_engine()); /* frames now wake up only the completion channel */
 	CHECK_OK(rdma->ibv_destroy_comp_channel(completions));
-	CHECK(!depend_on_engine());
+	CHECK(!has_channels_depending_on_engine());
 	close(fd);
 	expect_status(listener.channel, RDMA_CM_EVENT_CONNECT_ERROR, server.id, -ECONNRESET);
 	side_drop(&server);
@@ -281,24 +283,28 @@ static void silent_after_the_reply(void)
 }
 
 /* Check that destroying a listener closes its half-open connections. */
-static void door_closes(void)
+static void destroyed_listener_closes_half_open_connections(void)
 {
 	struct side listener = listen_at(host, 0);
 	int fds[3];
 
 	for (int i = 0; i < 3; i++)
-		fds[i] = tcp_to(port_of(listener.id));
-	still_works(&listener); /* the others have been accepted by now */
+		fds[i] = connect_tcp(port_of(listener.id));
+	expect_listener_works(&listener); /* the others have been accepted by now */
 	side_close(&listener);
 	for (int i = 0; i < 3; i++)
-		is_closed(fds[i]);
+		expect_closed(fds[i]);
 }
 
 /* Test a flood of silent connections beyond the half-open limit. The oldest must be closed,
  * requests must get through, and the process must keep free file descriptors. */
-static void flood(bool few_descriptors)
+static void flood_of_silent_clients_is_limited(bool few_descriptors)
 {
-	enum { CLIENTS = 400, LIMIT = 64, CLOSING = 16 }; /* CLOSING: left by still_works() */
+	enum {
+		CLIENTS = 400,
+		LIMIT = 64,
+		CLOSING = 16
+	}; /* CLOSING: left by expect_listener_works() */
 	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = listen_at(host, 0);
 	static int clients[CLIENTS];
@@ -313,13 +319,13 @@ static void flood(bool few_descriptors)
 		CHECK_OK(setrlimit(RLIMIT_NOFILE, &low));
 	else
 		soft_device.cm->limits.half_open = LIMIT;
-	still_works(&listener);
-	resources_before = resources();
+	expect_listener_works(&listener);
+	resources_before = count_resources();
 	for (int i = 0; i < CLIENTS; i++)
-		clients[i] = tcp_to(port_of(listener.id));
-	still_works(&listener); /* all earlier connections have been handled */
+		clients[i] = connect_tcp(port_of(listener.id));
+	expect_listener_works(&listener); /* all earlier connections have been handled */
 	at_most = resources_before + (CLIENTS + LIMIT + CLOSING) * 1000;
-	CHECK(resources() <= at_most);
+	CHECK(count_resources() <= at_most);
 	for (int i = 0; i < CLIENTS; i++) {
 		uint8_t byte;
 
@@ -330,7 +336,7 @@ static void flood(bool few_descriptors)
 	CHECK(alive > 0);
 	for (int i = 0; i < CLIENTS; i++)
 		close(clients[i]);
-	still_works(&listener);
+	expect_listener_works(&listener);
 	soft_device.cm->limits = before;
 	CHECK_OK(setrlimit(RLIMIT_NOFILE, &files));
 	side_close(&listener);
@@ -339,19 +345,19 @@ static void flood(bool few_descriptors)
 /* Test a flood of complete requests that the application does not take. Eight are reported, and up
  * to `waiting` more are parked. Each further request evicts the oldest parked one, which is
  * rejected. */
-static void flood_of_requests(int backlog, int waiting)
+static void flood_of_requests_evicts_the_oldest_parked_one(int backlog, int waiting)
 {
 	enum { CLIENTS = 100, REPORTED = 8, LIMIT = 16 };
 	struct soft_cm_limits before = soft_device.cm->limits;
-	struct side listener = bound(RDMA_PS_TCP, host, 0);
+	struct side listener = open_bound_side(RDMA_PS_TCP, host, 0);
 	static int clients[CLIENTS];
 
 	soft_device.cm->limits.half_open = LIMIT;
 	CHECK_OK(rdma->rdma_listen(listener.id, backlog));
 	for (int i = 0; i < CLIENTS; i++) {
-		clients[i] = tcp_to(port_of(listener.id));
-		say(clients[i], good_request);
-		hear(clients[i], SOFT_CM_MRA);
+		clients[i] = connect_tcp(port_of(listener.id));
+		send_cm_message(clients[i], good_request);
+		expect_cm_message(clients[i], SOFT_CM_MRA);
 	}
 	for (int i = 0; i < CLIENTS; i++) {
 		uint8_t byte;
@@ -359,7 +365,7 @@ static void flood_of_requests(int backlog, int waiting)
 		if (i < REPORTED || i >= CLIENTS - waiting)
 			CHECK(recv(clients[i], &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
 		else
-			CHECK_EQUAL(hear(clients[i], SOFT_CM_REJ).reason,
+			CHECK_EQUAL(expect_cm_message(clients[i], SOFT_CM_REJ).reason,
 				    SOFT_CM_REASON_NO_RESOURCES);
 	}
 	soft_device.cm->limits = before;
@@ -370,26 +376,26 @@ static void flood_of_requests(int backlog, int waiting)
 
 /* Check that at most FEW requests are reported at a time, regardless of the backlog. When the
  * application takes one of them, the next one reported is from a host with few requests. */
-static void few_are_reported(void)
+static void reported_requests_are_capped_and_shared_fairly(void)
 {
 	enum { CLIENTS = 20, BACKLOG = 64, LIMIT = 32, FEW = 8 };
 	const struct sockaddr_in elsewhere = {.sin_family = AF_INET,
 					      .sin_addr.s_addr = htonl(0x7f090901)};
 	struct soft_cm_limits before = soft_device.cm->limits;
-	struct side listener = bound(RDMA_PS_TCP, host, 0);
+	struct side listener = open_bound_side(RDMA_PS_TCP, host, 0);
 	const union address to = address_of(host, port_of(listener.id));
 	int clients[CLIENTS + 1], last = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	soft_device.cm->limits.half_open = LIMIT;
 	CHECK_OK(rdma->rdma_listen(listener.id, BACKLOG));
 	for (int i = 0; i < CLIENTS; i++)
-		clients[i] = tcp_to(port_of(listener.id));
+		clients[i] = connect_tcp(port_of(listener.id));
 	CHECK_OK(bind(last, (const struct sockaddr *)&elsewhere, sizeof(elsewhere)));
 	CHECK_OK(connect(last, &to.any, sizeof(to.v4)));
 	clients[CLIENTS] = last;
 	for (int i = 0; i <= CLIENTS; i++) {
-		say(clients[i], good_request);
-		hear(clients[i], SOFT_CM_MRA);
+		send_cm_message(clients[i], good_request);
+		expect_cm_message(clients[i], SOFT_CM_MRA);
 	}
 	for (int taken = 0; taken <= CLIENTS; taken++) {
 		const unsigned left = (unsigned)(CLIENTS + 1 - taken);
@@ -409,7 +415,7 @@ static void few_are_reported(void)
 
 /* Check that a listener without free file descriptors waits without using the CPU, and accepts
  * connections again later. */
-static void out_of_descriptors(void)
+static void listener_without_free_descriptors_does_not_spin(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct rlimit limit, low;
@@ -430,7 +436,7 @@ static void out_of_descriptors(void)
 
 		CHECK_OK(connect(clients[i], &address.any, sizeof(address.v4)));
 	}
-	say(clients[3], good_request);
+	send_cm_message(clients[3], good_request);
 	uint64_t start = now_ns(CLOCK_MONOTONIC), used = now_ns(CLOCK_PROCESS_CPUTIME_ID);
 
 	wait.fd = listener.channel->fd;
@@ -444,27 +450,27 @@ static void out_of_descriptors(void)
 	for (int i = 0; i < 4; i++)
 		close(clients[i]);
 	side_drop(&server);
-	still_works(&listener);
+	expect_listener_works(&listener);
 	side_close(&listener);
 }
 
 /* ---- servers ------------------------------------------------------------------------------- */
 
-static struct side asks(int server, uint16_t port, int *connection)
+static struct side connect_to_fake_server(int server, uint16_t port, int *connection)
 {
-	struct side client = ask(host, port);
+	struct side client = start_connecting(host, port);
 
 	*connection = accept(server, NULL, NULL);
 	CHECK(*connection >= 0);
-	CHECK_EQUAL(hear(*connection, SOFT_CM_REQ).qpn, client.id->qp->qp_num);
+	CHECK_EQUAL(expect_cm_message(*connection, SOFT_CM_REQ).qpn, client.id->qp->qp_num);
 	return client;
 }
 
-static void answered_with(int server, uint16_t port, const void *bytes, size_t length,
-			  enum rdma_cm_event_type type, int status)
+static void expect_connect_fails_after(int server, uint16_t port, const void *bytes, size_t length,
+				       enum rdma_cm_event_type type, int status)
 {
 	int connection;
-	struct side client = asks(server, port, &connection);
+	struct side client = connect_to_fake_server(server, port, &connection);
 
 	if (length)
 		write_all(connection, bytes, length);
@@ -473,12 +479,12 @@ static void answered_with(int server, uint16_t port, const void *bytes, size_t l
 	expect_status(client.channel, type, client.id, status);
 	expect_nothing(client.channel);
 	if (length)
-		is_closed(connection);
+		expect_closed(connection);
 	CHECK_FAILS(rdma->rdma_connect(client.id, NULL), EINVAL); /* the id cannot connect again */
 	side_close(&client);
 }
 
-static void strange_servers(void)
+static void server_protocol_violation_is_a_connect_error(void)
 {
 	uint16_t port;
 	int server = tcp_listen(&port, 8);
@@ -489,25 +495,28 @@ static void strange_servers(void)
 	soft_cm_encode(&ready_to_use, early);
 	for (int i = 0; i < 2; i++)
 		soft_cm_encode(&(struct soft_cm_message){.type = SOFT_CM_MRA}, waits[i]);
-	answered_with(server, port, "HTTP/1.1 400 Bad Request\r\n\r\n", 28,
-		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
-	answered_with(server, port, reply, sizeof(reply), RDMA_CM_EVENT_CONNECT_ERROR,
-		      -EPROTONOSUPPORT);
-	answered_with(server, port, early, sizeof(early), RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
-	answered_with(server, port, waits, sizeof(waits), RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
-	answered_with(server, port, NULL, 0, RDMA_CM_EVENT_REJECTED, 8); /* no response at all */
+	expect_connect_fails_after(server, port, "HTTP/1.1 400 Bad Request\r\n\r\n", 28,
+				   RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
+	expect_connect_fails_after(server, port, reply, sizeof(reply), RDMA_CM_EVENT_CONNECT_ERROR,
+				   -EPROTONOSUPPORT);
+	expect_connect_fails_after(server, port, early, sizeof(early), RDMA_CM_EVENT_CONNECT_ERROR,
+				   -EPROTO);
+	expect_connect_fails_after(server, port, waits, sizeof(waits), RDMA_CM_EVENT_CONNECT_ERROR,
+				   -EPROTO);
+	expect_connect_fails_after(server, port, NULL, 0, RDMA_CM_EVENT_REJECTED,
+				   8); /* no response at all */
 	close(server);
 }
 
 /* Test a server that closes the connection after its first message. */
-static void leaving_server(void)
+static void server_close_after_mra_is_a_connect_error(void)
 {
 	uint16_t port;
 	int server = tcp_listen(&port, 8);
 	int connection;
-	struct side client = asks(server, port, &connection);
+	struct side client = connect_to_fake_server(server, port, &connection);
 
-	say(connection, (struct soft_cm_message){.type = SOFT_CM_MRA});
+	send_cm_message(connection, (struct soft_cm_message){.type = SOFT_CM_MRA});
 	close(connection);
 	expect_status(client.channel, RDMA_CM_EVENT_CONNECT_ERROR, client.id, -ECONNRESET);
 	side_close(&client);
@@ -519,26 +528,26 @@ int main(void)
 	int before;
 
 	cm_begin(100);
-	STEP(garbage_clients());
-	before = resources();
-	STEP(silent_clients());
-	STEP(refused_requests());
-	STEP(client_leaves());
-	STEP(garbage_after_rtu());
-	STEP(established_early());
-	STEP(repeats_itself());
-	STEP(ends_before_rtu());
-	STEP(silent_after_the_reply());
-	STEP(door_closes());
-	STEP(flood(false));
-	STEP(flood(true));
-	STEP(flood_of_requests(8, 16));
-	STEP(flood_of_requests(40, 40));
-	STEP(flood_of_requests(1000, 64));
-	STEP(few_are_reported());
-	STEP(out_of_descriptors());
-	STEP(strange_servers());
-	STEP(leaving_server());
+	STEP(listener_disconnects_clients_that_send_garbage());
+	before = count_resources();
+	STEP(listener_disconnects_silent_clients_after_timeout());
+	STEP(invalid_requests_are_rejected_with_the_right_reason());
+	STEP(request_fails_silently_when_client_leaves());
+	STEP(garbage_after_rtu_disconnects_the_queue_pair());
+	STEP(notify_reports_established_once_before_rtu());
+	STEP(second_mra_instead_of_rtu_is_a_connect_error());
+	STEP(server_can_end_connection_before_rtu());
+	STEP(channels_with_early_wake_up_need_no_engine_thread());
+	STEP(destroyed_listener_closes_half_open_connections());
+	STEP(flood_of_silent_clients_is_limited(false));
+	STEP(flood_of_silent_clients_is_limited(true));
+	STEP(flood_of_requests_evicts_the_oldest_parked_one(8, 16));
+	STEP(flood_of_requests_evicts_the_oldest_parked_one(40, 40));
+	STEP(flood_of_requests_evicts_the_oldest_parked_one(1000, 64));
+	STEP(reported_requests_are_capped_and_shared_fairly());
+	STEP(listener_without_free_descriptors_does_not_spin());
+	STEP(server_protocol_violation_is_a_connect_error());
+	STEP(server_close_after_mra_is_a_connect_error());
 	expect_resources(before);
 	return 0;
 }

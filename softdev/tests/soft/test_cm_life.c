@@ -7,15 +7,15 @@
 
 /* Destroy ids before they connect: an idle one, a bound one, one with an unread event (which is
  * dropped), and one with a resolved route. */
-static void before_connecting(void)
+static void id_can_be_destroyed_in_every_state_before_connect(void)
 {
 	struct side side = side_with_id();
 	union address here = address_of(host, 0), there = address_of(host, 7777);
 
 	side_close(&side);
-	side = bound(RDMA_PS_TCP, host, 0);
+	side = open_bound_side(RDMA_PS_TCP, host, 0);
 	side_close(&side);
-	side = bound(RDMA_PS_TCP, host, 0);
+	side = open_bound_side(RDMA_PS_TCP, host, 0);
 	CHECK_OK(rdma->rdma_resolve_addr(side.id, &here.any, &there.any, 1000));
 	side_drop(&side);
 	expect_nothing(side.channel);
@@ -26,9 +26,9 @@ static void before_connecting(void)
 
 /* Check that a client can be rejected after its queue pair was destroyed with ibv_destroy_qp(). A
  * rejection normally moves the queue pair to the error state. */
-static void rejected_without_queue_pair(void)
+static void client_without_queue_pair_can_be_rejected(void)
 {
-	struct connection it = requested();
+	struct connection it = open_requested_connection();
 
 	CHECK_OK(rdma->ibv_destroy_qp(it.client.id->qp));
 	it.client.id->qp = NULL;
@@ -45,9 +45,9 @@ enum goes {
 
 /* Check that the peer is notified when the id of a connection, its queue pair or both are
  * destroyed. */
-static void while_connected(enum goes what)
+static void peer_is_notified_when_id_or_qp_is_destroyed(enum goes what)
 {
-	struct connection it = connected();
+	struct connection it = open_connection();
 	struct ibv_qp *qp = it.server.id->qp;
 
 	if (what == BOTH) {
@@ -70,13 +70,13 @@ static void while_connected(enum goes what)
 
 /* Check that all ids share one device context, and that the application may use it after destroying
  * the id. */
-static void the_device_context(void)
+static void device_context_is_shared_and_outlives_ids(void)
 {
 	struct side side = side_with_id();
 	struct ibv_context *verbs;
 	struct ibv_device_attr attr;
 	struct ibv_cq *cq;
-	int before = resources();
+	int before = count_resources();
 
 	resolve_to(&side, host, 7777);
 	verbs = side.id->verbs;
@@ -89,7 +89,7 @@ static void the_device_context(void)
 	CHECK(side.id->verbs == verbs);
 	cq = rdma->ibv_create_cq(verbs, 1, NULL, NULL, 0);
 	side_drop(&side);
-	CHECK(resources() > before); /* the CQ keeps the device open */
+	CHECK(count_resources() > before); /* the CQ keeps the device open */
 	CHECK_OK(rdma->ibv_destroy_cq(cq));
 	expect_resources(before);
 	side_close(&side);
@@ -98,7 +98,7 @@ static void the_device_context(void)
 /* ---- events keep what they are about ------------------------------------------------------- */
 
 /* Wait 20 ms for the thread to end. Returns 0 if it has ended, or ETIMEDOUT. */
-static int join_soon(pthread_t thread)
+static int try_join(pthread_t thread)
 {
 	struct timespec soon;
 
@@ -111,14 +111,14 @@ static int join_soon(pthread_t thread)
 	return pthread_timedjoin_np(thread, NULL, &soon);
 }
 
-static void *destroy(void *id)
+static void *destroy_id_in_thread(void *id)
 {
 	CHECK_OK(rdma->rdma_destroy_id(id));
 	return NULL;
 }
 
 /* Check that rdma_destroy_id(3) waits until all events taken from the id are acknowledged. */
-static void destroy_waits(void)
+static void destroy_id_waits_for_unacknowledged_events(void)
 {
 	struct side side = side_with_id();
 	union address address = address_of(host, 7777);
@@ -127,8 +127,8 @@ static void destroy_waits(void)
 
 	CHECK_OK(rdma->rdma_resolve_addr(side.id, NULL, &address.any, 1000));
 	event = expect(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id);
-	CHECK_OK(pthread_create(&thread, NULL, destroy, side.id));
-	CHECK_EQUAL(join_soon(thread), ETIMEDOUT);
+	CHECK_OK(pthread_create(&thread, NULL, destroy_id_in_thread, side.id));
+	CHECK_EQUAL(try_join(thread), ETIMEDOUT);
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_ADDR_RESOLVED);
 	acknowledge(event);
 	CHECK_OK(pthread_join(thread, NULL));
@@ -138,10 +138,10 @@ static void destroy_waits(void)
 
 /* Check that the id of a request can be destroyed before its CONNECT_REQUEST event is acknowledged,
  * because the event belongs to the listener. */
-static void request_outlives_its_id(void)
+static void connect_request_event_outlives_its_id(void)
 {
 	struct side listener = listen_at(host, 0);
-	struct side client = ask(host, port_of(listener.id));
+	struct side client = start_connecting(host, port_of(listener.id));
 	struct rdma_cm_event *event = expect(listener.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 
 	CHECK_OK(rdma->rdma_destroy_id(event->id));
@@ -157,7 +157,7 @@ static void request_outlives_its_id(void)
 
 /* Check that the channel's descriptor is blocking by default, honours O_NONBLOCK, and is readable
  * if and only if an event is pending. */
-static void the_descriptor(void)
+static void channel_descriptor_is_readable_while_event_pending(void)
 {
 	struct side side = side_with_id();
 	union address address = address_of(host, 7777);
@@ -177,12 +177,12 @@ static void the_descriptor(void)
 	side_close(&side);
 }
 
-static void ignore(int number)
+static void ignore_signal(int number)
 {
 	(void)number;
 }
 
-static void *wait_in_vain(void *channel)
+static void *wait_until_interrupted(void *channel)
 {
 	struct rdma_cm_event *event;
 
@@ -193,9 +193,9 @@ static void *wait_in_vain(void *channel)
 /* Check that a thread keeps waiting for an event even if the channel is destroyed. The channel is
  * destroyed before the thread starts if `late` is set, and otherwise while the thread waits. Only a
  * signal ends the wait. */
-static void channel_under_a_thread(bool late)
+static void wait_survives_destruction_of_its_channel(bool late)
 {
-	struct sigaction interrupt = {.sa_handler = ignore}, before;
+	struct sigaction interrupt = {.sa_handler = ignore_signal}, before;
 	struct side side = side_open();
 	pthread_t thread;
 	int rc;
@@ -203,14 +203,14 @@ static void channel_under_a_thread(bool late)
 	CHECK_OK(sigaction(SIGUSR1, &interrupt, &before));
 	if (late)
 		rdma->rdma_destroy_event_channel(side.channel);
-	CHECK_OK(pthread_create(&thread, NULL, wait_in_vain, side.channel));
-	CHECK_EQUAL(join_soon(thread), ETIMEDOUT);
+	CHECK_OK(pthread_create(&thread, NULL, wait_until_interrupted, side.channel));
+	CHECK_EQUAL(try_join(thread), ETIMEDOUT);
 	if (!late)
 		rdma->rdma_destroy_event_channel(side.channel);
-	CHECK_EQUAL(join_soon(thread), ETIMEDOUT);
+	CHECK_EQUAL(try_join(thread), ETIMEDOUT);
 	do { /* repeat until the signal arrives during the wait */
 		CHECK_OK(pthread_kill(thread, SIGUSR1));
-		rc = join_soon(thread);
+		rc = try_join(thread);
 	} while (rc == ETIMEDOUT);
 	CHECK_EQUAL(rc, 0);
 	CHECK_OK(sigaction(SIGUSR1, &before, NULL));
@@ -218,10 +218,10 @@ static void channel_under_a_thread(bool late)
 
 /* Destroy the channel before its ids, which is the wrong order. The peers must still be
  * notified. */
-static void channel_first(void)
+static void destroying_channel_before_ids_notifies_peers(void)
 {
-	struct connection it = connected();
-	struct side asking = ask(host, port_of(it.listener.id));
+	struct connection it = open_connection();
+	struct side asking = start_connecting(host, port_of(it.listener.id));
 
 	rdma->rdma_destroy_event_channel(it.listener.channel);
 	it.listener.channel = NULL;
@@ -242,9 +242,9 @@ static void migrate_to(struct side *side, struct rdma_event_channel *channel)
 
 /* Check that rdma_migrate_id(3) moves pending events, and that later events are reported on the new
  * channel. */
-static void migrate(void)
+static void migrated_id_moves_pending_and_later_events(void)
 {
-	struct connection it = requested();
+	struct connection it = open_requested_connection();
 	struct side other = side_open();
 
 	migrate_to(&it.server, other.channel);
@@ -258,7 +258,7 @@ static void migrate(void)
 	side_drop(&it.server);
 	side_close(&it.client);
 	/* Pending requests move with their listener. */
-	it.client = ask(host, port_of(it.listener.id));
+	it.client = start_connecting(host, port_of(it.listener.id));
 	wait_for_event(it.listener.channel);
 	struct rdma_event_channel *before = it.listener.channel;
 
@@ -274,7 +274,7 @@ static void migrate(void)
 
 /* Check that migrating an id to NULL makes it synchronous, and migrating it to a channel makes it
  * asynchronous again. */
-static void migrate_to_no_channel(void)
+static void migrating_to_null_makes_id_synchronous(void)
 {
 	struct side side = side_with_id();
 	union address address = address_of(host, 7777);
@@ -295,7 +295,7 @@ static void migrate_to_no_channel(void)
 /* ---- calls in the wrong state -------------------------------------------------------------- */
 
 /* Check that each call fails in the id's current state unless `allowed` contains its letter. */
-static void wrong_calls(struct rdma_cm_id *id, const char *allowed)
+static void expect_calls_fail(struct rdma_cm_id *id, const char *allowed)
 {
 	union address address = address_of(host, 0), to = address_of(host, 7777);
 	struct rdma_conn_param any = {.qp_num = 1};
@@ -322,7 +322,7 @@ static void wrong_calls(struct rdma_cm_id *id, const char *allowed)
 		CHECK_FAILS(rdma->rdma_notify(id, IBV_EVENT_COMM_EST), EINVAL);
 }
 
-static void wrong_states(void)
+static void calls_fail_in_wrong_id_state(void)
 {
 	struct side side = side_with_id();
 	struct side listener = listen_at(host, 0);
@@ -330,31 +330,31 @@ static void wrong_states(void)
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT};
 	int mask;
 
-	wrong_calls(side.id, "bal");
+	expect_calls_fail(side.id, "bal");
 	CHECK_FAILS(rdma->rdma_init_qp_attr(side.id, &attr, &mask), EINVAL);
-	wrong_calls(listener.id, "");
+	expect_calls_fail(listener.id, "");
 	resolve_to(&side, host, 7777);
-	wrong_calls(side.id, "c");
+	expect_calls_fail(side.id, "c");
 	CHECK_OK(rdma->rdma_init_qp_attr(side.id, &attr, &mask));
 	CHECK_EQUAL(attr.port_num, 1);
 	attr.qp_state = IBV_QPS_RTR;
 	CHECK_FAILS(rdma->rdma_init_qp_attr(side.id, &attr, &mask), EINVAL);
 	attr.qp_state = IBV_QPS_SQD;
 	CHECK_FAILS(rdma->rdma_init_qp_attr(side.id, &attr, &mask), EINVAL);
-	client = ask(host, port_of(listener.id));
-	wrong_calls(client.id, "Rd");
+	client = start_connecting(host, port_of(listener.id));
+	expect_calls_fail(client.id, "Rd");
 	server = take_request(&listener);
-	wrong_calls(server.id, "ARd");
+	expect_calls_fail(server.id, "ARd");
 	accept_side(&server);
 	expect_established(&client, &server);
 	CHECK_FAILS(rdma->rdma_notify(client.id, IBV_EVENT_COMM_EST), EISCONN);
-	wrong_calls(client.id, "dn");
-	wrong_calls(server.id, "dn");
+	expect_calls_fail(client.id, "dn");
+	expect_calls_fail(server.id, "dn");
 	CHECK_OK(rdma->rdma_disconnect(client.id));
 	expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
 	expect_status(client.channel, RDMA_CM_EVENT_DISCONNECTED, client.id, 0);
-	wrong_calls(client.id, "d");
-	wrong_calls(server.id, "d");
+	expect_calls_fail(client.id, "d");
+	expect_calls_fail(server.id, "d");
 	attr.qp_state = IBV_QPS_INIT;
 	CHECK_FAILS(rdma->rdma_init_qp_attr(client.id, &attr, &mask), EINVAL);
 	side_drop(&server);
@@ -363,7 +363,7 @@ static void wrong_states(void)
 	side_close(&listener);
 }
 
-static void wrong_arguments(void)
+static void calls_reject_null_and_invalid_arguments(void)
 {
 	struct side side = side_with_id();
 	struct rdma_cm_id *id;
@@ -424,22 +424,22 @@ int main(void)
 	int before;
 
 	cm_begin(100);
-	STEP(before_connecting());
-	before = resources();
-	STEP(rejected_without_queue_pair());
+	STEP(id_can_be_destroyed_in_every_state_before_connect());
+	before = count_resources();
+	STEP(client_without_queue_pair_can_be_rejected());
 	for (enum goes what = BOTH; what <= QUEUE_PAIR_ONLY; what++)
-		STEP(while_connected(what));
-	STEP(the_device_context());
-	STEP(destroy_waits());
-	STEP(request_outlives_its_id());
-	STEP(the_descriptor());
-	STEP(channel_under_a_thread(false));
-	STEP(channel_under_a_thread(true));
-	STEP(channel_first());
-	STEP(migrate());
-	STEP(migrate_to_no_channel());
-	STEP(wrong_states());
-	STEP(wrong_arguments());
+		STEP(peer_is_notified_when_id_or_qp_is_destroyed(what));
+	STEP(device_context_is_shared_and_outlives_ids());
+	STEP(destroy_id_waits_for_unacknowledged_events());
+	STEP(connect_request_event_outlives_its_id());
+	STEP(channel_descriptor_is_readable_while_event_pending());
+	STEP(wait_survives_destruction_of_its_channel(false));
+	STEP(wait_survives_destruction_of_its_channel(true));
+	STEP(destroying_channel_before_ids_notifies_peers());
+	STEP(migrated_id_moves_pending_and_later_events());
+	STEP(migrating_to_null_makes_id_synchronous());
+	STEP(calls_fail_in_wrong_id_state());
+	STEP(calls_reject_null_and_invalid_arguments());
 	expect_resources(before);
 	return 0;
 }

@@ -7,7 +7,7 @@
 static const uint8_t ipv4[2][16] = {{[10] = 0xff, 0xff, 192, 0, 2, 1},
 				    {[10] = 0xff, 0xff, 192, 0, 2, 2}};
 
-static struct soft_cm_mad example(enum soft_cm_type type)
+static struct soft_cm_mad example_mad(enum soft_cm_type type)
 {
 	struct soft_cm_mad mad;
 	struct soft_cm_message *message = &mad.message;
@@ -108,10 +108,10 @@ static const struct {
 	{SOFT_SIDR_REP, 0x18, 96, {{0, "b1b2b3b402000000123456005152535401061e6101234567"}}},
 };
 
-static void known_bytes(void)
+static void mads_encode_to_known_bytes(void)
 {
 	FOR_EACH (i, layouts) {
-		struct soft_cm_mad mad = example(layouts[i].type);
+		struct soft_cm_mad mad = example_mad(layouts[i].type);
 		uint8_t bytes[SOFT_MAD_SIZE],
 			expected[SOFT_MAD_SIZE] = {1,    0x07, 2,    0x03, [8] = 0x11, 0x22,
 						   0x33, 0x44, 0x55, 0x66, 0x77,       0x88};
@@ -135,7 +135,7 @@ static void known_bytes(void)
 	}
 }
 
-static void refused(void)
+static void decoder_rejects_invalid_header_fields(void)
 {
 	/* Each change makes one of these fields invalid: base version, class, class version,
 	 * method, attribute ID, or the CMA version or IP version in the rdma_cm header. */
@@ -143,7 +143,7 @@ static void refused(void)
 		uint8_t at, value;
 	} wrong[] = {{0, 2},     {1, 0x03},  {2, 1},   {3, 0x81},  {16, 1},
 		     {17, 0x0f}, {17, 0x19}, {164, 1}, {165, 0x50}};
-	struct soft_cm_mad mad = example(SOFT_CM_REQ), got;
+	struct soft_cm_mad mad = example_mad(SOFT_CM_REQ), got;
 	uint8_t bytes[SOFT_MAD_SIZE];
 
 	FOR_EACH (i, wrong) {
@@ -155,10 +155,10 @@ static void refused(void)
 
 /* Test decoding from a stream. Truncated messages are incomplete, corrupted ones and those of
  * unknown type are invalid, and REQ and REP keep their port numbers. */
-static void between_two(void)
+static void stream_decoder_detects_truncation_and_corruption(void)
 {
 	for (int type = SOFT_CM_REQ; type <= SOFT_SIDR_REP; type++) {
-		struct soft_cm_message sent = example((enum soft_cm_type)type).message, got;
+		struct soft_cm_message sent = example_mad((enum soft_cm_type)type).message, got;
 		bool has_ports = type == SOFT_CM_REQ || type == SOFT_CM_REP;
 		uint8_t bytes[SOFT_MAD_SIZE];
 
@@ -190,8 +190,8 @@ static void between_two(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(known_bytes());
-	STEP(refused());
-	STEP(between_two());
+	STEP(mads_encode_to_known_bytes());
+	STEP(decoder_rejects_invalid_header_fields());
+	STEP(stream_decoder_detects_truncation_and_corruption());
 	return 0;
 }

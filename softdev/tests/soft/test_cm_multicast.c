@@ -3,9 +3,9 @@
 
 #include "cm/cm_internal.h"
 
-static struct side with_queue_pair(void)
+static struct side open_side_with_qp(void)
 {
-	struct side side = bound(RDMA_PS_UDP, "127.0.0.1", 0);
+	struct side side = open_bound_side(RDMA_PS_UDP, "127.0.0.1", 0);
 	struct ibv_qp_init_attr attr;
 
 	side_memory(&side);
@@ -17,7 +17,7 @@ static struct side with_queue_pair(void)
 
 /* Wait for MULTICAST_JOIN, which is reported once the queue pair is attached. Returns the group's
  * GID. */
-static union ibv_gid joined(struct side *side, void *context)
+static union ibv_gid expect_joined(struct side *side, void *context)
 {
 	struct rdma_cm_event *event = expect(side->channel, RDMA_CM_EVENT_MULTICAST_JOIN, side->id);
 	union ibv_gid gid = event->param.ud.ah_attr.grh.dgid;
@@ -32,14 +32,14 @@ static union ibv_gid joined(struct side *side, void *context)
 	return gid;
 }
 
-static void attached_while_joined(const char *text)
+static void queue_pair_is_attached_while_id_is_joined(const char *text)
 {
-	struct side side = with_queue_pair();
+	struct side side = open_side_with_qp();
 	union address group = address_of(text, 0);
 	union ibv_gid gid;
 
 	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, &side));
-	gid = joined(&side, &side);
+	gid = expect_joined(&side, &side);
 	CHECK_EQUAL(rdma->ibv_destroy_qp(side.id->qp), EBUSY); /* still attached */
 	CHECK_OK(rdma->rdma_leave_multicast(side.id, &group.any));
 	CHECK_EQUAL(rdma->ibv_detach_mcast(side.id->qp, &gid, 0), EINVAL); /* no longer attached */
@@ -48,15 +48,15 @@ static void attached_while_joined(const char *text)
 }
 
 /* Check that a group joined twice must be left twice. */
-static void twice(void)
+static void group_joined_twice_must_be_left_twice(void)
 {
-	struct side side = with_queue_pair();
+	struct side side = open_side_with_qp();
 	union address group = address_of("239.1.2.3", 0);
 
 	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, NULL));
 	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, NULL));
-	(void)joined(&side, NULL);
-	(void)joined(&side, NULL);
+	(void)expect_joined(&side, NULL);
+	(void)expect_joined(&side, NULL);
 	CHECK_OK(rdma->rdma_leave_multicast(side.id, &group.any));
 	CHECK_EQUAL(rdma->ibv_destroy_qp(side.id->qp), EBUSY);
 	CHECK_OK(rdma->rdma_leave_multicast(side.id, &group.any));
@@ -64,36 +64,37 @@ static void twice(void)
 }
 
 /* Check that leaving a group drops its unread MULTICAST_JOIN event. */
-static void left_before_it_is_told(void)
+static void leaving_drops_the_unread_join_event(void)
 {
-	struct side side = bound(RDMA_PS_UDP, "127.0.0.1", 0);
+	struct side side = open_bound_side(RDMA_PS_UDP, "127.0.0.1", 0);
 	union address group = address_of("239.1.2.3", 0), other = address_of("239.1.2.4", 0);
 
 	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, NULL));
 	CHECK_OK(rdma->rdma_join_multicast(side.id, &other.any, &other));
 	CHECK_OK(rdma->rdma_leave_multicast(side.id, &group.any));
-	(void)joined(&side, &other);
+	(void)expect_joined(&side, &other);
 	expect_nothing(side.channel);
 	side_close(&side); /* still a member of the other group */
 }
 
 /* Check that a queue pair can be destroyed while its id is in a group. */
-static void ends(void)
+static void queue_pair_can_be_destroyed_while_joined(void)
 {
-	struct side side = with_queue_pair();
+	struct side side = open_side_with_qp();
 	union address group = address_of("239.1.2.3", 0);
 
 	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, NULL));
-	(void)joined(&side, NULL);
+	(void)expect_joined(&side, NULL);
 	rdma->rdma_destroy_qp(side.id);
 	CHECK_OK(rdma->ibv_destroy_cq(side.cq)); /* not used by a queue pair any more */
 	side.cq = NULL;
 	side_close(&side);
 }
 
-static void wrong_uses(void)
+static void invalid_multicast_calls_fail(void)
 {
-	struct side unbound = side_of(RDMA_PS_UDP), side = bound(RDMA_PS_UDP, "127.0.0.1", 0);
+	struct side unbound = side_of(RDMA_PS_UDP),
+		    side = open_bound_side(RDMA_PS_UDP, "127.0.0.1", 0);
 	struct side connection = listen_at(host, 0);
 	union address group = address_of("239.1.2.3", 0), absent = address_of("10.1.2.3", 0);
 	struct rdma_cm_join_mc_attr_ex attr = {.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS,
@@ -119,13 +120,13 @@ int main(void)
 	int before;
 
 	cm_begin(60);
-	STEP(wrong_uses());
-	before = resources();
-	STEP(attached_while_joined("239.1.2.3"));
-	STEP(attached_while_joined("ff05::17"));
-	STEP(twice());
-	STEP(left_before_it_is_told());
-	STEP(ends());
+	STEP(invalid_multicast_calls_fail());
+	before = count_resources();
+	STEP(queue_pair_is_attached_while_id_is_joined("239.1.2.3"));
+	STEP(queue_pair_is_attached_while_id_is_joined("ff05::17"));
+	STEP(group_joined_twice_must_be_left_twice());
+	STEP(leaving_drops_the_unread_join_event());
+	STEP(queue_pair_can_be_destroyed_while_joined());
 	expect_resources(before);
 	return 0;
 }

@@ -21,9 +21,9 @@ static bool is_over_shm(const struct side *side)
 	return local;
 }
 
-static void one_process(void)
+static void connection_within_a_process_uses_shared_memory(void)
 {
-	struct connection it = connected();
+	struct connection it = open_connection();
 
 	send_message(&it.client, &it.server, 0x5a);
 	send_message(&it.server, &it.client, 0x5b);
@@ -35,7 +35,9 @@ static void one_process(void)
 }
 
 /* Connect two processes. The client connects from `source`, and the server sends first. */
-static void two_processes(const char *of_server, const char *of_client, const char *source)
+static void processes_use_shared_memory_if_both_support_it(const char *of_server,
+							   const char *of_client,
+							   const char *source)
 {
 	bool chan = strcmp(of_server, "tcp") && strcmp(of_client, "tcp");
 	int ports[2], status;
@@ -68,7 +70,7 @@ static void two_processes(const char *of_server, const char *of_client, const ch
 	uint16_t port;
 
 	CHECK_EQUAL(read(ports[0], &port, sizeof(port)), sizeof(port));
-	struct side client = bound(RDMA_PS_TCP, source, 0);
+	struct side client = open_bound_side(RDMA_PS_TCP, source, 0);
 
 	side_ask(&client, host, port);
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
@@ -87,7 +89,7 @@ static void two_processes(const char *of_server, const char *of_client, const ch
 
 /* Check that connections to the same port of a process share one stream, which outlives the first
  * connection. */
-static void shared_stream(void)
+static void connections_to_one_port_share_a_stream(void)
 {
 	enum { COUNT = 4 };
 	struct side listener, clients[COUNT], servers[COUNT];
@@ -121,31 +123,32 @@ static void shared_stream(void)
 /* ---- a peer in our hands ------------------------------------------------------------------- */
 
 /* Encode SOFT_RECORD_END for channel 0, with which a client selects the handshake's stream. */
-static void selection(uint8_t at[RECORD_HEADER])
+static void encode_path_selection(uint8_t at[RECORD_HEADER])
 {
 	record_header(at, SOFT_RECORD_END, 0, 0, 0);
 }
 
 /* Check that the active side uses the stream if the passive side's shared-memory port does not
  * belong to a process. The active side must send a selection record on the stream. */
-static void no_process(void)
+static void client_falls_back_to_stream_without_shm_peer(void)
 {
 	uint8_t expected[RECORD_HEADER], record[RECORD_HEADER], bytes[SOFT_FRAME_HEADER];
 	uint16_t port;
 	int door = tcp_listen(&port, 1);
-	struct side client = ask(host, port);
+	struct side client = start_connecting(host, port);
 	int fd = accept(door, NULL, NULL);
 
-	CHECK(hear(fd, SOFT_CM_REQ).shm_port);
-	say(fd, (struct soft_cm_message){.type = SOFT_CM_REP, .qpn = 77, .psn = 5, .shm_port = 1});
-	hear(fd, SOFT_CM_RTU);
-	CHECK(hear_exactly(fd, record, sizeof(record)));
-	selection(expected);
+	CHECK(expect_cm_message(fd, SOFT_CM_REQ).shm_port);
+	send_cm_message(fd, (struct soft_cm_message){
+				    .type = SOFT_CM_REP, .qpn = 77, .psn = 5, .shm_port = 1});
+	expect_cm_message(fd, SOFT_CM_RTU);
+	CHECK(receive_exactly(fd, record, sizeof(record)));
+	encode_path_selection(expected);
 	CHECK(!memcmp(record, expected, sizeof(record)));
 	expect_status(client.channel, RDMA_CM_EVENT_ESTABLISHED, client.id, 0);
 	CHECK(!is_over_shm(&client));
 	soft_frame_encode(bytes, &(struct soft_frame){.opcode = SOFT_DISCONNECT});
-	say_bytes(fd, bytes, sizeof(bytes));
+	send_record_bytes(fd, bytes, sizeof(bytes));
 	expect_status(client.channel, RDMA_CM_EVENT_DISCONNECTED, client.id, 0);
 	close_records(fd);
 	close(door);
@@ -154,27 +157,27 @@ static void no_process(void)
 
 /* Connect as a client that supports shared memory. The client has sent RTU but has not selected a
  * path yet. Returns its socket. */
-static int undecided(struct side *listener, struct side *server)
+static int connect_without_selecting_path(struct side *listener, struct side *server)
 {
-	int fd = tcp_to(port_of(listener->id));
+	int fd = connect_tcp(port_of(listener->id));
 	struct soft_cm_message willing = good_request;
 
 	willing.shm_port = 1;
-	say(fd, willing);
+	send_cm_message(fd, willing);
 	*server = take_request(listener);
 	accept_side(server);
-	CHECK(hear(fd, SOFT_CM_REP).shm_port);
-	say(fd, (struct soft_cm_message){.type = SOFT_CM_RTU});
+	CHECK(expect_cm_message(fd, SOFT_CM_REP).shm_port);
+	send_cm_message(fd, (struct soft_cm_message){.type = SOFT_CM_RTU});
 	expect_status(listener->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
 	return fd;
 }
 
 enum what { CHOOSES_STREAM, DIES, IS_LEFT, WHATS };
 
-static void while_undecided(enum what what)
+static void server_waits_for_client_to_select_a_path(enum what what)
 {
 	struct side listener = listen_at(host, 0), server;
-	int fd = undecided(&listener, &server);
+	int fd = connect_without_selecting_path(&listener, &server);
 	uint8_t byte, record[RECORD_HEADER];
 
 	side_post_send(&server);
@@ -183,9 +186,9 @@ static void while_undecided(enum what what)
 	CHECK_EQUAL(errno, EAGAIN);
 	switch (what) {
 	case CHOOSES_STREAM:
-		selection(record);
+		encode_path_selection(record);
 		CHECK_EQUAL(send(fd, record, sizeof(record), MSG_NOSIGNAL), sizeof(record));
-		CHECK_EQUAL(hear_header(fd).opcode, SOFT_SEND);
+		CHECK_EQUAL(receive_frame_header(fd).opcode, SOFT_SEND);
 		CHECK(!is_over_shm(&server));
 		break;
 	case DIES:
@@ -194,7 +197,7 @@ static void while_undecided(enum what what)
 		break;
 	default:
 		CHECK_OK(rdma->rdma_disconnect(server.id));
-		CHECK_EQUAL(hear_header(fd).opcode, SOFT_DISCONNECT);
+		CHECK_EQUAL(receive_frame_header(fd).opcode, SOFT_DISCONNECT);
 	}
 	close_records(fd);
 	side_drop(&server);
@@ -204,14 +207,14 @@ static void while_undecided(enum what what)
 int main(void)
 {
 	cm_begin(100);
-	STEP(two_processes("shared", "shared", host));
-	STEP(two_processes("shared", "shared", "127.0.0.2"));
-	STEP(two_processes("shared", "tcp", host));
-	STEP(two_processes("tcp", "shared", host));
-	STEP(one_process());
-	STEP(shared_stream());
-	STEP(no_process());
+	STEP(processes_use_shared_memory_if_both_support_it("shared", "shared", host));
+	STEP(processes_use_shared_memory_if_both_support_it("shared", "shared", "127.0.0.2"));
+	STEP(processes_use_shared_memory_if_both_support_it("shared", "tcp", host));
+	STEP(processes_use_shared_memory_if_both_support_it("tcp", "shared", host));
+	STEP(connection_within_a_process_uses_shared_memory());
+	STEP(connections_to_one_port_share_a_stream());
+	STEP(client_falls_back_to_stream_without_shm_peer());
 	for (enum what what = 0; what < WHATS; what++)
-		STEP(while_undecided(what));
+		STEP(server_waits_for_client_to_select_a_path(what));
 	return 0;
 }

@@ -42,7 +42,7 @@ static void begin(struct scene *scene, size_t length)
 			     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(pages != MAP_FAILED);
 	memset(pages, 0, 2 * SOFT_CMA_PAGE);
-	scene->process = split();
+	scene->process = process_split();
 	CHECK_OK(soft_cma_init(&scene->cma, page_of(scene->process.child),
 			       page_of(!scene->process.child)));
 	scene->cma.peer_secret_at = (uintptr_t)scene->cma.secret; /* same in both processes */
@@ -55,7 +55,7 @@ static bool probe(struct scene *scene)
 }
 
 /* Start a scene in which each process may copy from the other. */
-static void begin_open(struct scene *scene, size_t length)
+static void begin_with_access(struct scene *scene, size_t length)
 {
 	begin(scene, length);
 	CHECK(probe(scene));
@@ -65,12 +65,12 @@ static void begin_open(struct scene *scene, size_t length)
 static void end(struct scene *scene)
 {
 	soft_cma_end(&scene->cma);
-	join(&scene->process);
+	process_join(&scene->process);
 	munmap(scene->memory, scene->length);
 }
 
-static struct soft_cma_desc refer(const struct soft_cma_export *export, const uint8_t *memory,
-				  uint32_t length)
+static struct soft_cma_desc descriptor_of(const struct soft_cma_export *export,
+					  const uint8_t *memory, uint32_t length)
 {
 	return (struct soft_cma_desc){
 		.slot = export->slot,
@@ -81,12 +81,13 @@ static struct soft_cma_desc refer(const struct soft_cma_export *export, const ui
 	};
 }
 
-static struct soft_cma_desc grant_of(struct soft_cma *cma, const uint8_t *memory, uint32_t length)
+static struct soft_cma_desc export_memory(struct soft_cma *cma, const uint8_t *memory,
+					  uint32_t length)
 {
 	struct soft_cma_export *export = soft_cma_export_new(cma);
 
 	CHECK(export);
-	return refer(export, memory, length);
+	return descriptor_of(export, memory, length);
 }
 
 /* Copy in steps of `step` bytes, as when a frame's payload is received in parts. */
@@ -104,56 +105,56 @@ static enum soft_cma_result copy_all(struct soft_cma *cma, const struct soft_cma
 	return SOFT_CMA_COPIED;
 }
 
-static bool every(const struct soft_cma_export *export, const void *what)
+static bool match_every_export(const struct soft_cma_export *export, const void *what)
 {
 	(void)export;
 	(void)what;
 	return true;
 }
 
-static unsigned take_all_back(struct soft_cma *cma)
+static unsigned revoke_all(struct soft_cma *cma)
 {
 	struct soft_cma_export lost[SOFT_CMA_SLOTS];
 
-	return soft_cma_revoke(cma, every, NULL, lost);
+	return soft_cma_revoke(cma, match_every_export, NULL, lost);
 }
 
 /* ---- copying ------------------------------------------------------------------------------- */
 
 /* Check that a copy fails if the owner has not mapped all of its memory, or if the destination is
  * read-only. */
-static void holes(void)
+static void copy_fails_on_unmapped_or_read_only_memory(void)
 {
 	struct scene scene;
 	struct soft_cma_desc desc;
 
-	begin_open(&scene, 8 * PAGE);
+	begin_with_access(&scene, 8 * PAGE);
 	uint8_t *memory = scene.memory;
 
 	if (scene.process.child) {
 		munmap(memory + 3 * PAGE, PAGE);
 		fill(memory, PAGE, 1);
 		for (int i = 0; i < 3; i++) {
-			desc = grant_of(&scene.cma, memory, i < 2 ? 8 * PAGE : PAGE);
-			tell(&scene.process, &desc, sizeof(desc));
+			desc = export_memory(&scene.cma, memory, i < 2 ? 8 * PAGE : PAGE);
+			process_send(&scene.process, &desc, sizeof(desc));
 		}
 	} else {
-		hear(&scene.process, &desc, sizeof(desc));
+		process_receive(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 8 * PAGE), SOFT_CMA_UNREADABLE);
 		/* The next copy fails at its second page, which is read-only. The one after it
 		 * starts in this page, so it fails immediately. */
 		CHECK_OK(mprotect(memory + PAGE, PAGE, PROT_READ));
-		hear(&scene.process, &desc, sizeof(desc));
+		process_receive(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 2 * PAGE), SOFT_CMA_UNWRITABLE);
-		hear(&scene.process, &desc, sizeof(desc));
+		process_receive(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory + PAGE, PAGE), SOFT_CMA_UNWRITABLE);
 		CHECK_OK(mprotect(memory + PAGE, PAGE, PROT_READ | PROT_WRITE));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory + PAGE, 100), SOFT_CMA_COPIED);
-		CHECK(filled(memory + PAGE, PAGE, 1));
+		CHECK(is_filled(memory + PAGE, PAGE, 1));
 	}
 	process_barrier(&scene.process);
 	if (scene.process.child) /* failed copies release their exports as well */
-		CHECK_EQUAL(take_all_back(&scene.cma), 0);
+		CHECK_EQUAL(revoke_all(&scene.cma), 0);
 	end(&scene);
 }
 
@@ -167,21 +168,21 @@ static void holes(void)
 
 /* Copy `count` times from the parent to the child, which calls `prepare` before each copy. The
  * child must ask the parent to back off before the last copy, but not earlier. */
-static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to))
+static void expect_back_off_at_last_copy(int count, void (*prepare)(int number, uint8_t *to))
 {
 	struct scene scene;
 	struct soft_cma_desc desc;
 	const int last = count - 1;
 
-	begin_open(&scene, MIB);
+	begin_with_access(&scene, MIB);
 	for (int number = 0; number <= last; number++) {
 		if (scene.process.child) {
 			CHECK_EQUAL(soft_cma_backs_off(&scene.cma), number == last);
-			desc = grant_of(&scene.cma, scene.memory, MIB);
-			tell(&scene.process, &desc, sizeof(desc));
+			desc = export_memory(&scene.cma, scene.memory, MIB);
+			process_send(&scene.process, &desc, sizeof(desc));
 		} else {
 			prepare(number, scene.memory);
-			hear(&scene.process, &desc, sizeof(desc));
+			process_receive(&scene.process, &desc, sizeof(desc));
 			/* The last copy is short, so it is not measured. */
 			CHECK_EQUAL(copy_all(&scene.cma, &desc, scene.memory,
 					     number < last ? MIB : PAGE),
@@ -201,13 +202,13 @@ static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to
 }
 
 /* Make every copy slow except the second. One slow copy alone has no effect. */
-static void one_is_quick(int number, uint8_t *to)
+static void make_second_copy_quick(int number, uint8_t *to)
 {
 	(void)to;
 	soft_device.shm->slow = number == 1 ? UINT64_MAX : 0;
 }
 
-static void four_into_fresh_pages(int number, uint8_t *to)
+static void drop_pages_of_first_four(int number, uint8_t *to)
 {
 	soft_device.shm->slow = 0;
 	if (number < 4)
@@ -215,21 +216,21 @@ static void four_into_fresh_pages(int number, uint8_t *to)
 }
 
 /* Check that the copying side asks the owner to back off after two slow copies in a row. */
-static void too_slow(void)
+static void owner_backs_off_after_two_slow_copies(void)
 {
-	backs_off_at_last(5, one_is_quick);
+	expect_back_off_at_last_copy(5, make_second_copy_quick);
 }
 
 /* Check that slow copies into fresh pages do not count, because the ring would also wait for the
  * kernel to allocate the pages. */
-static void slow_into_fresh_pages(void)
+static void slow_copies_into_fresh_pages_do_not_count(void)
 {
-	backs_off_at_last(6, four_into_fresh_pages);
+	expect_back_off_at_last_copy(6, drop_pages_of_first_four);
 }
 
 /* Returns the mean time of reading from the ring after another read has taken one second, as if its
  * thread had been interrupted. */
-static uint64_t mean_after_one_of_a_second(uint64_t mean)
+static uint64_t mean_after_interrupted_read(uint64_t mean)
 {
 	struct soft_cma cma = {.ring_read_ns = mean};
 
@@ -237,7 +238,7 @@ static uint64_t mean_after_one_of_a_second(uint64_t mean)
 	return cma.ring_read_ns;
 }
 
-static int a_millisecond_later(clockid_t clock, struct timespec *time)
+static int clock_advancing_1_ms(clockid_t clock, struct timespec *time)
 {
 	static long milliseconds;
 
@@ -251,7 +252,7 @@ static int a_millisecond_later(clockid_t clock, struct timespec *time)
  * ring and reading from it together. The limit is 16 times as high if the application sleeps while
  * it waits, because the ring would wake it up repeatedly. Here the parent copies, and each copy of
  * 1 MiB takes 1 ms. */
-static void beside_the_ring(void)
+static void copies_back_off_only_if_the_ring_is_faster(void)
 {
 	static const struct {
 		uint64_t ring_ns;
@@ -265,22 +266,22 @@ static void beside_the_ring(void)
 
 	soft_device.shm->slow = 0;
 	CHECK(!soft_cma_ring_start(PAGE) && soft_cma_ring_start(MIB));
-	CHECK_EQUAL(mean_after_one_of_a_second(800), 900);
-	slow.clock = a_millisecond_later;
+	CHECK_EQUAL(mean_after_interrupted_read(800), 900);
+	slow.clock = clock_advancing_1_ms;
 	FOR_EACH (side, sides) {
-		begin_open(&scene, MIB);
+		begin_with_access(&scene, MIB);
 		memset(scene.memory, 1, MIB);
 		scene.cma.ring_read_ns = scene.cma.own->ring_write_ns = sides[side].ring_ns;
 		if (sides[side].sleeps)
 			soft_busy_poll(0);
 		process_barrier(&scene.process);
 		for (int copies = 0; copies < 2; copies++) {
-			struct soft_cma_desc desc = grant_of(&scene.cma, scene.memory, MIB);
+			struct soft_cma_desc desc = export_memory(&scene.cma, scene.memory, MIB);
 
 			if (!scene.process.child) {
-				tell(&scene.process, &desc, sizeof(desc));
+				process_send(&scene.process, &desc, sizeof(desc));
 			} else {
-				hear(&scene.process, &desc, sizeof(desc));
+				process_receive(&scene.process, &desc, sizeof(desc));
 				const struct soft_platform *real = soft_device.platform;
 
 				soft_device.platform = &slow;
@@ -302,14 +303,14 @@ static void beside_the_ring(void)
 
 /* Check that a process without the peer's secret is not mistaken for the peer. Another process may
  * be using the peer's PID by now, or the peer may have called execve(2). */
-static void another_process(void)
+static void probe_rejects_a_process_without_the_secret(void)
 {
 	struct scene scene;
 	struct soft_cma_desc desc;
 
 	begin(&scene, PAGE);
 	if (!scene.process.child) {
-		hear(&scene.process, &desc, sizeof(desc));
+		process_receive(&scene.process, &desc, sizeof(desc));
 		CHECK(!soft_cma_probe(&scene.cma, 0)); /* unknown peer */
 		/* This process has memory at the same address, but not the peer's secret. */
 		CHECK(!soft_cma_probe(&scene.cma, getpid()));
@@ -318,8 +319,8 @@ static void another_process(void)
 		scene.cma.peer_secret_at = 8; /* unmapped address */
 		CHECK(!probe(&scene));
 	} else {
-		desc = grant_of(&scene.cma, scene.memory, PAGE);
-		tell(&scene.process, &desc, sizeof(desc));
+		desc = export_memory(&scene.cma, scene.memory, PAGE);
+		process_send(&scene.process, &desc, sizeof(desc));
 	}
 	process_barrier(&scene.process);
 	end(&scene);
@@ -330,16 +331,16 @@ static void another_process(void)
 /* Stop the peer in the middle of a copy. The revocation must time out, and the copy must be
  * discarded. Other memory can be revoked without waiting. After several timeouts, exporting
  * stops. */
-static void stopped_while_busy(void)
+static void revocation_times_out_if_the_peer_is_stopped(void)
 {
 	struct scene scene;
 	struct soft_cma_desc descs[2];
 
-	begin_open(&scene, MIB);
+	begin_with_access(&scene, MIB);
 	uint8_t *memory = scene.memory;
 
 	if (!scene.process.child) {
-		hear(&scene.process, descs, sizeof(descs));
+		process_receive(&scene.process, descs, sizeof(descs));
 		/* Set the busy mark, as soft_cma_copy() does before copying. */
 		__atomic_store_n(&scene.cma.own->busy, descs[0].slot + 1, __ATOMIC_SEQ_CST);
 		process_barrier(&scene.process);
@@ -351,31 +352,31 @@ static void stopped_while_busy(void)
 	}
 	int status;
 
-	descs[0] = grant_of(&scene.cma, memory, MIB / 2);
-	tell(&scene.process, descs, sizeof(descs[0]));
-	descs[1] = grant_of(&scene.cma, memory, MIB / 2);
-	tell(&scene.process, descs + 1, sizeof(descs[0]));
+	descs[0] = export_memory(&scene.cma, memory, MIB / 2);
+	process_send(&scene.process, descs, sizeof(descs[0]));
+	descs[1] = export_memory(&scene.cma, memory, MIB / 2);
+	process_send(&scene.process, descs + 1, sizeof(descs[0]));
 	process_barrier(&scene.process);
 	CHECK_EQUAL(waitpid(scene.process.child, &status, WUNTRACED), scene.process.child);
 	CHECK(WIFSTOPPED(status));
 	uint64_t start = now_ns(CLOCK_MONOTONIC), used = now_ns(CLOCK_PROCESS_CPUTIME_ID);
 
-	CHECK_EQUAL(take_all_back(&scene.cma), 2);
+	CHECK_EQUAL(revoke_all(&scene.cma), 2);
 	CHECK_EQUAL(scene.cma.timeouts, 1);
 	used = now_ns(CLOCK_PROCESS_CPUTIME_ID) - used;
 	CHECK(used < (now_ns(CLOCK_MONOTONIC) - start) / 2); /* sleeps instead of spinning */
 	/* The peer is busy with a slot that is not in use, so revoking does not wait. */
 	for (int i = 0; i < 3; i++) {
-		struct soft_cma_desc next = grant_of(&scene.cma, memory, MIB);
+		struct soft_cma_desc next = export_memory(&scene.cma, memory, MIB);
 
 		CHECK(next.slot != descs[0].slot);
-		CHECK_EQUAL(take_all_back(&scene.cma), 1);
+		CHECK_EQUAL(revoke_all(&scene.cma), 1);
 	}
 	CHECK_EQUAL(scene.cma.timeouts, 1);
 	while (soft_cma_is_open(&scene.cma)) {
-		while (grant_of(&scene.cma, memory, MIB).slot != descs[0].slot)
+		while (export_memory(&scene.cma, memory, MIB).slot != descs[0].slot)
 			;
-		CHECK(take_all_back(&scene.cma) > 0);
+		CHECK(revoke_all(&scene.cma) > 0);
 	}
 	CHECK(scene.cma.timeouts > 1 && scene.cma.timeouts < 100);
 	memset(memory, 0xff, MIB);
@@ -384,13 +385,13 @@ static void stopped_while_busy(void)
 	end(&scene);
 }
 
-static bool is_psn(const struct soft_cma_export *export, const void *what)
+static bool has_psn(const struct soft_cma_export *export, const void *what)
 {
 	return export->psn == *(const uint32_t *)what;
 }
 
 /* Use all slots, and reuse them in any order. */
-static void bookkeeping(void)
+static void export_slots_are_reused_with_new_generations(void)
 {
 	struct soft_cma cma;
 	struct soft_cma_desc descs[SOFT_CMA_SLOTS];
@@ -403,7 +404,7 @@ static void bookkeeping(void)
 	for (uint32_t i = 0; i < SOFT_CMA_SLOTS; i++) {
 		CHECK(export = soft_cma_export_new(&cma));
 		export->psn = i % 3;
-		descs[i] = refer(export, &byte, 1);
+		descs[i] = descriptor_of(export, &byte, 1);
 	}
 	CHECK(!soft_cma_export_new(&cma));
 	soft_cma_done(&cma, &descs[77]);
@@ -420,13 +421,13 @@ static void bookkeeping(void)
 
 	CHECK_EQUAL(copy_all(&cma, &descs[1], &copy, 1), SOFT_CMA_COPIED);
 	CHECK_EQUAL(copy, 7);
-	unsigned count = soft_cma_revoke(&cma, is_psn, &which, lost);
+	unsigned count = soft_cma_revoke(&cma, has_psn, &which, lost);
 
 	CHECK_EQUAL(count, (SOFT_CMA_SLOTS + 1) / 3); /* without descs[1], plus the latest one */
 	for (unsigned i = 1; i < count; i++)
 		CHECK(lost[i - 1].order < lost[i].order);
 	CHECK_EQUAL(lost[count - 1].slot, last);
-	CHECK_EQUAL(soft_cma_revoke(&cma, is_psn, &which, lost), 0);
+	CHECK_EQUAL(soft_cma_revoke(&cma, has_psn, &which, lost), 0);
 	CHECK_EQUAL(copy_all(&cma, &descs[2], &copy, 1), SOFT_CMA_COPIED);
 	CHECK_EQUAL(copy_all(&cma, &descs[4], &copy, 1), SOFT_CMA_REVOKED);
 	soft_cma_end(&cma);
@@ -435,7 +436,7 @@ static void bookkeeping(void)
 
 /* Check that a descriptor is rejected if the lengths of its pieces add up to the payload's length
  * only because the sum overflows. fuzz_cma tests other invalid descriptors. */
-static void wrong_lengths(void)
+static void descriptor_with_overflowing_lengths_is_rejected(void)
 {
 	const struct soft_cma_desc desc = {
 		.count = 2, .length = 300, .pieces = {{1, 100}, {2, 200}}};
@@ -454,15 +455,15 @@ int main(void)
 {
 	limit_seconds(100);
 	soft_busy_poll(1);
-	STEP(wrong_lengths());
-	STEP(bookkeeping());
-	STEP(holes());
+	STEP(descriptor_with_overflowing_lengths_is_rejected());
+	STEP(export_slots_are_reused_with_new_generations());
+	STEP(copy_fails_on_unmapped_or_read_only_memory());
 	if (COUNTS_PAGES) {
-		STEP(too_slow());
-		STEP(slow_into_fresh_pages());
+		STEP(owner_backs_off_after_two_slow_copies());
+		STEP(slow_copies_into_fresh_pages_do_not_count());
 	}
-	STEP(beside_the_ring());
-	STEP(another_process());
-	STEP(stopped_while_busy());
+	STEP(copies_back_off_only_if_the_ring_is_faster());
+	STEP(probe_rejects_a_process_without_the_secret());
+	STEP(revocation_times_out_if_the_peer_is_stopped());
 	return 0;
 }

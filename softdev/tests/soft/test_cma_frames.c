@@ -13,7 +13,7 @@ enum { MIB = 1 << 20, PAGE = 4096, PIECES = 20 };
 static bool forbidden; /* whether copying is forbidden from the start */
 
 /* The parent is the requester and the child the responder, except for the READs of
- * forbidden_later(). */
+ * transfers_continue_when_copying_is_forbidden(). */
 struct scene {
 	struct process process;
 	struct side side;
@@ -30,7 +30,7 @@ static void bring_scene_up(struct scene *scene)
 {
 	struct side *side = &scene->side;
 
-	scene->peer = exchange(&scene->process, side);
+	scene->peer = exchange_addresses(&scene->process, side);
 	bring_up_receiving(side, &scene->peer, 99, 1, 8);
 	if (!is_parent(scene))
 		expect_done(side, 99);
@@ -43,7 +43,7 @@ static void bring_scene_up(struct scene *scene)
 static void open_scene(struct scene *scene, struct options options)
 {
 	memset(scene, 0, sizeof(*scene));
-	scene->process = split();
+	scene->process = process_split();
 	options.sges = PIECES;
 	if (!options.timeout)
 		options.timeout = 255; /* no timeout, because some steps keep one side waiting */
@@ -55,7 +55,7 @@ static void close_scene(struct scene *scene)
 {
 	process_barrier(&scene->process);
 	close_side(&scene->side);
-	join(&scene->process);
+	process_join(&scene->process);
 }
 
 /* Returns how many bytes of a message are copied directly. Only a short last frame uses the
@@ -67,8 +67,8 @@ static uint64_t cma_bytes(uint32_t length)
 }
 
 /* Split a message into `count` pieces of about the same length, with small gaps between them. */
-static void cut(const struct side *side, size_t at, uint32_t length, int count,
-		struct ibv_sge *sges)
+static void split_message(const struct side *side, size_t at, uint32_t length, int count,
+			  struct ibv_sge *sges)
 {
 	for (int i = 0; i < count; i++) {
 		uint32_t part = i < count - 1 ? length / (uint32_t)count : length;
@@ -125,17 +125,17 @@ static void post_pieces(struct scene *scene, enum ibv_wr_opcode opcode, struct i
 
 /* Acquire the device's lock, so that ThreadSanitizer sees the order of accesses by the test and by
  * the device's thread. */
-static void hand_over(struct side *side)
+static void sync_with_device(struct side *side)
 {
 	CHECK(state_of(side) != IBV_QPS_RESET);
 }
 
-static uint64_t copied_so_far(void)
+static uint64_t bytes_copied(void)
 {
 	return LOCKED(soft_device.shm->copied);
 }
 
-static uint64_t given_so_far(void)
+static uint64_t descriptors_sent(void)
 {
 	return LOCKED(soft_device.links->descriptors_sent);
 }
@@ -145,19 +145,19 @@ static uint64_t given_so_far(void)
 /* Transfer one message. Its memory is split into `pieces` at the requester, and for SENDs at the
  * responder as well. The side that receives the data must copy the long frames directly and nothing
  * else. */
-static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t length,
-			  int pieces, size_t at, unsigned seed)
+static void transfer_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t length,
+			     int pieces, size_t at, unsigned seed)
 {
 	bool read = opcode == IBV_WR_RDMA_READ, send = opcode == IBV_WR_SEND;
 	bool copies = read == is_parent(scene);
 	uint64_t expected = copies ? cma_bytes(length) : 0;
-	uint64_t copied = copied_so_far();
+	uint64_t copied = bytes_copied();
 	struct side *side = &scene->side;
 	struct ibv_sge sges[PIECES], whole;
 
-	cut(side, at, length, pieces, sges);
-	cut(side, at + 3, length, 1, &whole);
-	hand_over(side);
+	split_message(side, at, length, pieces, sges);
+	split_message(side, at + 3, length, 1, &whole);
+	sync_with_device(side);
 	memset(side->memory, 0xee, side->options.memory);
 	if (!is_parent(scene)) {
 		if (read)
@@ -167,7 +167,7 @@ static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32
 	} else if (!read) {
 		fill_pieces(sges, pieces, seed);
 	}
-	hand_over(side);
+	sync_with_device(side);
 	process_barrier(&scene->process);
 	if (is_parent(scene)) {
 		post_pieces(scene, opcode, sges, pieces, scene->peer.memory + at + 3);
@@ -182,9 +182,9 @@ static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32
 	}
 	process_barrier(&scene->process);
 	if (read || pieces <= SOFT_CMA_PIECES)
-		CHECK_EQUAL(copied_so_far() - copied, expected);
+		CHECK_EQUAL(bytes_copied() - copied, expected);
 	else /* too many pieces for one descriptor, so the ring carries some data */
-		CHECK(copied_so_far() - copied <= expected);
+		CHECK(bytes_copied() - copied <= expected);
 	/* The memory before, between and after the pieces is unchanged. */
 	CHECK(side->memory[at - 1] == 0xee);
 	if (!is_parent(scene) && !send)
@@ -194,7 +194,7 @@ static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32
 			CHECK(((uint8_t *)(uintptr_t)sges[i].addr)[sges[i].length] == 0xee);
 }
 
-static void every_byte(void)
+static void long_messages_transfer_every_byte(void)
 {
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
 						     IBV_WR_RDMA_READ};
@@ -210,14 +210,14 @@ static void every_byte(void)
 		FOR_EACH (j, lengths)
 			FOR_EACH (k, pieces)
 				if ((uint32_t)pieces[k] <= lengths[j])
-					whole_message(&scene, opcodes[i], lengths[j], pieces[k],
-						      1 + next_random() % 5000, ++seed);
+					transfer_message(&scene, opcodes[i], lengths[j], pieces[k],
+							 1 + next_random() % 5000, ++seed);
 	close_scene(&scene);
 }
 
 /* Forbid copying in the child after the first round. Transfers that have started are repeated
  * through the ring. */
-static void forbidden_later(void)
+static void transfers_continue_when_copying_is_forbidden(void)
 {
 	enum { EACH = 4 * MIB };
 
@@ -229,16 +229,16 @@ static void forbidden_later(void)
 		bool asks = read ? !is_parent(&scene) : is_parent(&scene);
 
 		for (unsigned late = 0; late < 2; late++) {
-			uint64_t copied = copied_so_far();
+			uint64_t copied = bytes_copied();
 
-			hand_over(side);
+			sync_with_device(side);
 			if (is_parent(&scene))
 				fill(side->memory, 2 * EACH, 10 + late);
 			else if (late)
 				forbid_copying();
 			if (!asks)
-				receive_at(side, 2, 2 * EACH, 8);
-			hand_over(side);
+				post_receive_at(side, 2, 2 * EACH, 8);
+			sync_with_device(side);
 			process_barrier(&scene.process);
 			for (unsigned i = 0; asks && i < 2; i++)
 				POST(side, read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, .wr_id = i,
@@ -254,8 +254,8 @@ static void forbidden_later(void)
 			process_barrier(&scene.process);
 			if (is_parent(&scene))
 				continue;
-			CHECK(filled(side->memory, 2 * EACH, 10 + late));
-			CHECK_EQUAL(copied_so_far() - copied, late || forbidden ? 0 : 2 * EACH);
+			CHECK(is_filled(side->memory, 2 * EACH, 10 + late));
+			CHECK_EQUAL(bytes_copied() - copied, late || forbidden ? 0 : 2 * EACH);
 		}
 		close_scene(&scene);
 	}
@@ -265,7 +265,7 @@ static void forbidden_later(void)
 
 /* Set this process's port up or down. While it is down, the process does not handle its peer's
  * messages. */
-static void port(bool up)
+static void set_port(bool up)
 {
 	CHECK_OK(aiordma_embedded_raise(up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR));
 }
@@ -279,7 +279,7 @@ static void deregister(struct side *side)
 /* Deregister the requester's memory. Its request fails with a local protection error
  * (IBTA 10.7.2.2), and later requests are flushed. The responder executes the earlier requests and
  * reports no error. */
-static void requester_deregisters(void)
+static void requester_deregistration_causes_local_prot_error(void)
 {
 	for (int send = 0; send < 2; send++) {
 		struct scene scene;
@@ -287,12 +287,12 @@ static void requester_deregisters(void)
 
 		open_scene(&scene, (struct options){.memory = 2 * MIB});
 		if (!is_parent(&scene)) {
-			receive_at(side, 7, 0, 8);
-			receive_at(side, 8, 0, MIB);
-			port(false);
+			post_receive_at(side, 7, 0, 8);
+			post_receive_at(side, 8, 0, MIB);
+			set_port(false);
 			process_barrier(&scene.process);
 			process_barrier(&scene.process);
-			port(true);
+			set_port(true);
 			expect_done(side, 7);
 			process_barrier(&scene.process);
 			expect_state(side, IBV_QPS_RTS);
@@ -302,14 +302,14 @@ static void requester_deregisters(void)
 			close_scene(&scene);
 			continue;
 		}
-		uint64_t given = given_so_far();
+		uint64_t given = descriptors_sent();
 
 		process_barrier(&scene.process);
 		POST(side, IBV_WR_SEND, .wr_id = 1, .length = 8, .flags = IBV_SEND_INLINE);
 		POST(side, send ? IBV_WR_SEND : IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 2,
 		     .length = MIB, AT(&scene.peer, MIB));
 		POST(side, IBV_WR_RDMA_WRITE, .wr_id = 3, .length = MIB, AT(&scene.peer, 0));
-		CHECK_EQUAL(given_so_far() - given, forbidden ? 0 : 2);
+		CHECK_EQUAL(descriptors_sent() - given, forbidden ? 0 : 2);
 		deregister(side);
 		process_barrier(&scene.process);
 		expect_done(side, 1);
@@ -337,7 +337,7 @@ static void expect_access_error(struct side *side)
  * error (IBTA 9.7.4.1.5), and the responder's application gets an event. Later responses are
  * revoked as well, but the requester does not use up retries for them. The request therefore
  * completes with the same status if the requester has no retries. */
-static void responder_deregisters(uint8_t retry_cnt, unsigned reads)
+static void responder_deregistration_causes_access_error(uint8_t retry_cnt, unsigned reads)
 {
 	struct scene scene;
 	struct side *side = &scene.side;
@@ -348,28 +348,28 @@ static void responder_deregisters(uint8_t retry_cnt, unsigned reads)
 		for (unsigned i = 1; i <= reads; i++)
 			POST(side, IBV_WR_RDMA_READ, .wr_id = i, .length = 2 * MIB,
 			     AT(&scene.peer, 0));
-		port(false);
+		set_port(false);
 		process_barrier(&scene.process);
 		process_barrier(&scene.process);
-		port(true);
+		set_port(true);
 		expect_wc(side, 1, IBV_WC_REM_ACCESS_ERR);
 		if (reads == 2)
 			expect_wc(side, 2, IBV_WC_WR_FLUSH_ERR);
 	} else {
 		const uint32_t rkey = side->mr->rkey;
-		uint64_t given = given_so_far();
+		uint64_t given = descriptors_sent();
 		char folder[64], path[96];
 		size_t at = 0;
 		struct ibv_wc wc;
 
 		snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
 		CHECK_OK(aiordma_trace_start(path, (char[4097]){0}, 4097));
-		receive_at(side, 7, 0, 8);
-		port(false);
+		post_receive_at(side, 7, 0, 8);
+		set_port(false);
 		process_barrier(&scene.process);
 		process_barrier(&scene.process);
-		port(true);
-		while (!forbidden && given_so_far() - given < 2)
+		set_port(true);
+		while (!forbidden && descriptors_sent() - given < 2)
 			CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 		deregister(side);
 		process_barrier(&scene.process);
@@ -380,7 +380,7 @@ static void responder_deregisters(uint8_t retry_cnt, unsigned reads)
 		const char *line = next_of("access_refused", &at);
 
 		CHECK(line);
-		CHECK_EQUAL(number(line, "rkey"), rkey);
+		CHECK_EQUAL(number_field(line, "rkey"), rkey);
 		CHECK_OK(unlink(path));
 		CHECK_OK(rmdir(folder));
 	}
@@ -389,7 +389,7 @@ static void responder_deregisters(uint8_t retry_cnt, unsigned reads)
 
 /* Acquire the child's device lock. The child handles no messages until the step releases the
  * lock. */
-static void begin_holding(struct scene *scene)
+static void hold_child_lock(struct scene *scene)
 {
 	if (!is_parent(scene))
 		soft_lock();
@@ -399,7 +399,7 @@ static void begin_holding(struct scene *scene)
 /* Deregister the memory of the requester's WRITE, and then the responder's memory. In the meantime,
  * the responder refuses the WRITE. The READ was posted before the WRITE, so the error of the READ
  * is reported. */
-static void both_deregister(void)
+static void first_error_wins_when_both_sides_deregister(void)
 {
 	struct scene scene;
 	struct side *side = &scene.side;
@@ -408,7 +408,7 @@ static void both_deregister(void)
 	if (forbidden)
 		return; /* data in the ring cannot be revoked */
 	open_scene(&scene, (struct options){.memory = 2 * MIB});
-	begin_holding(&scene);
+	hold_child_lock(&scene);
 	if (is_parent(&scene)) {
 		CHECK(source = verbs->ibv_reg_mr(side->pd, side->memory + MIB, MIB, ALL_RIGHTS));
 		POST(side, IBV_WR_RDMA_READ, .wr_id = 1, .length = MIB, AT(&scene.peer, 0));
@@ -441,7 +441,7 @@ static void await_disconnect(struct side *side)
 }
 
 /* Expire the timer that waits for a response from the peer. */
-static void use_up_retries(struct side *side)
+static void expire_reach_timer(struct side *side)
 {
 	struct soft_timer *timer = &soft_qp_of(side->qp)->reach_timer;
 
@@ -456,7 +456,7 @@ static void use_up_retries(struct side *side)
  * pair to the error state and deregister the memory. A queue pair in the error state sends no
  * responses, so the peer gets no access error. If the request is a READ, it fails when the peer's
  * retries are exhausted (IBTA 9.7.6.1.3). Otherwise, the peer's receive stays posted. */
-static void owner_fails(enum ibv_wr_opcode opcode)
+static void failed_owner_sends_no_access_error(enum ibv_wr_opcode opcode)
 {
 	const bool read = opcode == IBV_WR_RDMA_READ;
 	struct scene scene;
@@ -464,11 +464,11 @@ static void owner_fails(enum ibv_wr_opcode opcode)
 
 	open_scene(&scene, (struct options){.memory = 4 * MIB, .timeout = 20});
 	const bool is_owner = read != is_parent(&scene);
-	uint64_t given = given_so_far();
+	uint64_t given = descriptors_sent();
 
 	if (!is_parent(&scene))
-		receive_at(side, 2, 0, 2 * MIB);
-	begin_holding(&scene);
+		post_receive_at(side, 2, 0, 2 * MIB);
+	hold_child_lock(&scene);
 	if (is_parent(&scene))
 		POST(side, opcode, .wr_id = 1, .length = 2 * MIB, AT(&scene.peer, 2 * MIB));
 	if (is_parent(&scene) && read)
@@ -477,7 +477,7 @@ static void owner_fails(enum ibv_wr_opcode opcode)
 	if (is_owner) {
 		if (read)
 			soft_unlock();
-		while (!forbidden && given_so_far() - given < 2)
+		while (!forbidden && descriptors_sent() - given < 2)
 			CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
 		enter_state(side, IBV_QPS_ERR);
 		deregister(side);
@@ -489,7 +489,7 @@ static void owner_fails(enum ibv_wr_opcode opcode)
 		await_disconnect(side);
 		expect_state(side, IBV_QPS_RTS);
 		if (read) {
-			use_up_retries(side);
+			expire_reach_timer(side);
 			expect_wc(side, 1, IBV_WC_RETRY_EXC_ERR);
 		} else {
 			enter_state(side, IBV_QPS_ERR);
@@ -501,14 +501,14 @@ static void owner_fails(enum ibv_wr_opcode opcode)
 
 /* Move the responder's queue pair to the error state and deregister its memory before it handles a
  * request for this memory. */
-static void responder_fails(enum ibv_wr_opcode opcode, uint32_t length)
+static void failed_responder_exhausts_requester_retries(enum ibv_wr_opcode opcode, uint32_t length)
 {
 	struct scene scene;
 	struct side *side = &scene.side;
 
 	open_scene(&scene, (struct options){.memory = MIB, .timeout = 20});
 	if (!is_parent(&scene))
-		port(false);
+		set_port(false);
 	process_barrier(&scene.process);
 	if (is_parent(&scene))
 		POST(side, opcode, .wr_id = 1, .length = length, AT(&scene.peer, 0));
@@ -516,19 +516,19 @@ static void responder_fails(enum ibv_wr_opcode opcode, uint32_t length)
 	if (is_parent(&scene)) {
 		await_disconnect(side);
 		expect_state(side, IBV_QPS_RTS);
-		use_up_retries(side);
+		expire_reach_timer(side);
 		expect_wc(side, 1, IBV_WC_RETRY_EXC_ERR);
 	} else {
 		enter_state(side, IBV_QPS_ERR);
 		deregister(side);
-		port(true);
+		set_port(true);
 	}
 	close_scene(&scene);
 }
 
 /* Deregister, unmap and reuse the memory of one side at random times. Requests that succeed must
  * have transferred the original bytes. */
-static void unmapped_under_fire(enum ibv_wr_opcode opcode)
+static void successful_copies_have_original_bytes_when_unmapped(enum ibv_wr_opcode opcode)
 {
 	enum { ROUNDS = 40, WINDOW = 4 };
 	bool read = opcode == IBV_WR_RDMA_READ;
@@ -546,10 +546,10 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 			for (int i = 1; i < WINDOW; i++)
 				memcpy(side->memory + i * MIB, side->memory, MIB);
 		}
-		hand_over(side);
+		sync_with_device(side);
 		if (!is_parent(&scene))
 			for (unsigned i = 0; i < WINDOW; i++)
-				receive_at(side, i, i * MIB, MIB);
+				post_receive_at(side, i, i * MIB, MIB);
 		process_barrier(&scene.process);
 		if (is_parent(&scene))
 			for (unsigned i = 0; i < WINDOW; i++)
@@ -573,7 +573,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 			if (wc.status != IBV_WC_SUCCESS)
 				break;
 			if (read)
-				CHECK(filled(side->memory + i * MIB, MIB, round));
+				CHECK(is_filled(side->memory + i * MIB, MIB, round));
 		}
 		if (is_parent(&scene) && wc.status != IBV_WC_SUCCESS)
 			CHECK_EQUAL(wc.status, read ? IBV_WC_REM_ACCESS_ERR : IBV_WC_LOC_PROT_ERR);
@@ -585,7 +585,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 			wc = next_wc(side);
 			CHECK_EQUAL(wc.wr_id, i);
 			if (wc.status == IBV_WC_SUCCESS)
-				CHECK(filled(side->memory + i * MIB, MIB, round));
+				CHECK(is_filled(side->memory + i * MIB, MIB, round));
 			else
 				CHECK_EQUAL(wc.status, IBV_WC_WR_FLUSH_ERR);
 		}
@@ -606,22 +606,22 @@ int main(void)
 		forbidden = way;
 		if (forbidden)
 			forbid_copying();
-		STEP(every_byte());
-		STEP(forbidden_later());
-		STEP(requester_deregisters());
-		STEP(responder_deregisters(7, 1));
-		STEP(responder_deregisters(7, 2));
-		STEP(responder_deregisters(8, 1));
-		STEP(responder_deregisters(8, 2));
-		STEP(both_deregister());
-		STEP(owner_fails(IBV_WR_RDMA_READ));
-		STEP(owner_fails(IBV_WR_SEND));
-		STEP(owner_fails(IBV_WR_RDMA_WRITE_WITH_IMM));
-		STEP(responder_fails(IBV_WR_RDMA_READ, MIB));
-		STEP(responder_fails(IBV_WR_RDMA_WRITE, MIB));
-		STEP(responder_fails(IBV_WR_ATOMIC_FETCH_AND_ADD, 8));
-		STEP(unmapped_under_fire(IBV_WR_SEND));
-		STEP(unmapped_under_fire(IBV_WR_RDMA_READ));
+		STEP(long_messages_transfer_every_byte());
+		STEP(transfers_continue_when_copying_is_forbidden());
+		STEP(requester_deregistration_causes_local_prot_error());
+		STEP(responder_deregistration_causes_access_error(7, 1));
+		STEP(responder_deregistration_causes_access_error(7, 2));
+		STEP(responder_deregistration_causes_access_error(8, 1));
+		STEP(responder_deregistration_causes_access_error(8, 2));
+		STEP(first_error_wins_when_both_sides_deregister());
+		STEP(failed_owner_sends_no_access_error(IBV_WR_RDMA_READ));
+		STEP(failed_owner_sends_no_access_error(IBV_WR_SEND));
+		STEP(failed_owner_sends_no_access_error(IBV_WR_RDMA_WRITE_WITH_IMM));
+		STEP(failed_responder_exhausts_requester_retries(IBV_WR_RDMA_READ, MIB));
+		STEP(failed_responder_exhausts_requester_retries(IBV_WR_RDMA_WRITE, MIB));
+		STEP(failed_responder_exhausts_requester_retries(IBV_WR_ATOMIC_FETCH_AND_ADD, 8));
+		STEP(successful_copies_have_original_bytes_when_unmapped(IBV_WR_SEND));
+		STEP(successful_copies_have_original_bytes_when_unmapped(IBV_WR_RDMA_READ));
 	}
 	return 0;
 }

@@ -2,7 +2,7 @@
  * extended queries. */
 #include "extended_side.h"
 
-static void queries(void)
+static void extended_queries_fill_only_the_given_struct_size(void)
 {
 	struct ibv_context *context = open_device();
 	struct verbs_context *ex = extended(context);
@@ -62,8 +62,8 @@ static void queries(void)
 	CHECK_OK(verbs->ibv_close_device(context));
 }
 
-static struct ibv_cq_ex *try_cq(struct ibv_context *context, struct ibv_cq_init_attr_ex attr,
-				int error)
+static struct ibv_cq_ex *try_create_cq(struct ibv_context *context, struct ibv_cq_init_attr_ex attr,
+				       int error)
 {
 	errno = 0;
 	struct ibv_cq_ex *cq = extended(context)->create_cq_ex(context, &attr);
@@ -73,7 +73,7 @@ static struct ibv_cq_ex *try_cq(struct ibv_context *context, struct ibv_cq_init_
 	return cq;
 }
 
-static void creating(void)
+static void create_cq_ex_rejects_unsupported_attributes(void)
 {
 	struct ibv_context *context = open_device();
 	struct ibv_cq_init_attr_ex attr = {.cqe = 4};
@@ -96,21 +96,21 @@ static void creating(void)
 	};
 
 	FOR_EACH (i, refused)
-		try_cq(context,
-		       (struct ibv_cq_init_attr_ex){.cqe = refused[i].cqe,
-						    .comp_vector = refused[i].comp_vector,
-						    .wc_flags = refused[i].wc_flags,
-						    .comp_mask = refused[i].comp_mask,
-						    .flags = refused[i].flags},
-		       refused[i].error);
+		try_create_cq(context,
+			      (struct ibv_cq_init_attr_ex){.cqe = refused[i].cqe,
+							   .comp_vector = refused[i].comp_vector,
+							   .wc_flags = refused[i].wc_flags,
+							   .comp_mask = refused[i].comp_mask,
+							   .flags = refused[i].flags},
+			      refused[i].error);
 	attr.flags = UINT32_MAX; /* ignored unless comp_mask contains its bit */
-	struct ibv_cq_ex *bare = try_cq(context, attr, 0);
+	struct ibv_cq_ex *bare = try_create_cq(context, attr, 0);
 
 	CHECK(bare->read_opcode && bare->read_vendor_err && bare->read_wc_flags);
 	CHECK(!bare->read_byte_len && !bare->read_completion_ts && !bare->read_imm_data);
 	CHECK_EQUAL(bare->cqe, 4);
 	attr.wc_flags = IBV_WC_STANDARD_FLAGS;
-	struct ibv_cq_ex *usual = try_cq(context, attr, 0);
+	struct ibv_cq_ex *usual = try_create_cq(context, attr, 0);
 
 	CHECK(usual->read_byte_len && !usual->read_completion_ts && !usual->read_cvlan);
 	CHECK_EQUAL(usual->start_poll(usual, &(struct ibv_poll_cq_attr){.comp_mask = 1}), EINVAL);
@@ -120,7 +120,7 @@ static void creating(void)
 	CHECK_OK(verbs->ibv_close_device(context));
 }
 
-static int start_waiting(struct ibv_cq_ex *cq)
+static int start_poll_when_ready(struct ibv_cq_ex *cq)
 {
 	struct ibv_poll_cq_attr attr = {0};
 	int rc;
@@ -130,7 +130,7 @@ static int start_waiting(struct ibv_cq_ex *cq)
 	return rc;
 }
 
-static int next_waiting(struct ibv_cq_ex *cq)
+static int next_poll_when_ready(struct ibv_cq_ex *cq)
 {
 	int rc;
 
@@ -139,12 +139,12 @@ static int next_waiting(struct ibv_cq_ex *cq)
 	return rc;
 }
 
-static void send_with_number(struct side *from, uint64_t wr_id, uint32_t number)
+static void send_with_imm(struct side *from, uint64_t wr_id, uint32_t number)
 {
 	POST(from, IBV_WR_SEND_WITH_IMM, .wr_id = wr_id, .length = (uint32_t)wr_id, .imm = number);
 }
 
-static void reading(struct side *a, struct side *b)
+static void extended_poll_reads_every_completion_field(struct side *a, struct side *b)
 {
 	struct ibv_poll_cq_attr attr = {0};
 
@@ -153,11 +153,11 @@ static void reading(struct side *a, struct side *b)
 	uint64_t last = before;
 
 	for (unsigned i = 1; i <= 3; i++) {
-		receive_at(b, 100 + i, 0, 4096);
-		send_with_number(a, i, 0x01020300 + i);
+		post_receive_at(b, 100 + i, 0, 4096);
+		send_with_imm(a, i, 0x01020300 + i);
 		expect_done(a, i);
 	}
-	CHECK_OK(start_waiting(cq));
+	CHECK_OK(start_poll_when_ready(cq));
 	CHECK_EQUAL(cq->start_poll(cq, &attr), EDEADLK); /* an error instead of a deadlock */
 	for (unsigned i = 1; i <= 3; i++) {
 		CHECK_EQUAL(cq->wr_id, 100 + i);
@@ -175,15 +175,16 @@ static void reading(struct side *a, struct side *b)
 		CHECK(cq->read_completion_wallclock_ns(cq) >= wall_before);
 		/* Between start_poll and end_poll, the application may post work, and the device
 		 * may add completions. */
-		receive_at(b, 200 + i, 0, 4096);
+		post_receive_at(b, 200 + i, 0, 4096);
 		POST(b, IBV_WR_RDMA_WRITE, .wr_id = 7, REMOTE(a, 0));
-		CHECK_OK(next_waiting(cq));
+		CHECK_OK(next_poll_when_ready(cq));
 	}
 	/* The completions of the WRITEs follow those of the receives. */
 	for (unsigned i = 1; i <= 3; i++) {
 		CHECK_EQUAL(cq->wr_id, 7);
 		CHECK_EQUAL(cq->read_opcode(cq), IBV_WC_RDMA_WRITE);
-		CHECK_EQUAL(i < 3 ? next_waiting(cq) : cq->next_poll(cq), i < 3 ? 0 : ENOENT);
+		CHECK_EQUAL(i < 3 ? next_poll_when_ready(cq) : cq->next_poll(cq),
+			    i < 3 ? 0 : ENOENT);
 	}
 	CHECK(last <= now_ns(CLOCK_MONOTONIC));
 	cq->end_poll(cq);
@@ -192,7 +193,7 @@ static void reading(struct side *a, struct side *b)
 
 /* ibv_cq_ex_to_cq() is only a cast, so the basic calls must work on an extended CQ. Each completion
  * is returned once, through either interface. */
-static void as_plain_cq(struct side *a, struct side *b)
+static void basic_calls_work_on_an_extended_cq(struct side *a, struct side *b)
 {
 	struct ibv_cq *found;
 	void *context;
@@ -201,8 +202,8 @@ static void as_plain_cq(struct side *a, struct side *b)
 
 	CHECK_OK(b->context->ops.req_notify_cq(b->cq, 0));
 	for (unsigned i = 1; i <= 4; i++) {
-		receive_at(b, i, 0, 64);
-		send_with_number(a, i, 0);
+		post_receive_at(b, i, 0, 64);
+		send_with_imm(a, i, 0);
 		expect_done(a, i);
 	}
 	CHECK_OK(verbs->ibv_get_cq_event(b->channel, &found, &context));
@@ -212,7 +213,7 @@ static void as_plain_cq(struct side *a, struct side *b)
 	CHECK_OK(verbs->ibv_resize_cq(b->cq, 100));
 	CHECK_EQUAL(cq->cqe, 100);
 	expect_done(b, 1);
-	CHECK_OK(start_waiting(cq));
+	CHECK_OK(start_poll_when_ready(cq));
 	CHECK_EQUAL(cq->wr_id, 2);
 	uint64_t second = cq->read_completion_ts(cq);
 
@@ -224,7 +225,7 @@ static void as_plain_cq(struct side *a, struct side *b)
 	cq->end_poll(cq);
 }
 
-static void overrunning(void)
+static void overrun_loses_oldest_completions_or_stops_the_cq(void)
 {
 	struct side a, b;
 
@@ -234,13 +235,13 @@ static void overrunning(void)
 					   .cq_flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN |
 						       IBV_CREATE_CQ_ATTR_SINGLE_THREADED});
 	for (unsigned i = 1; i <= 5; i++) {
-		receive_at(&b, i, 0, 64);
-		send_with_number(&a, i, 0);
+		post_receive_at(&b, i, 0, 64);
+		send_with_imm(&a, i, 0);
 		expect_done(&a, i);
 	}
 	struct ibv_cq_ex *cq = as_extended(b.cq);
 
-	CHECK_OK(start_waiting(cq));
+	CHECK_OK(start_poll_when_ready(cq));
 	CHECK_EQUAL(cq->wr_id, 4);
 	CHECK_OK(cq->next_poll(cq));
 	CHECK_EQUAL(cq->wr_id, 5);
@@ -252,18 +253,18 @@ static void overrunning(void)
 	/* If overruns are not ignored, the stored completions are returned first. After that,
 	 * start_poll fails and needs no end_poll. */
 	open_extended_pair(&a, &b, (struct options){0}, (struct extras){.cqe = 1});
-	receive_at(&b, 1, 0, 64);
-	receive_at(&b, 2, 0, 64);
-	send_with_number(&a, 1, 0);
+	post_receive_at(&b, 1, 0, 64);
+	post_receive_at(&b, 2, 0, 64);
+	send_with_imm(&a, 1, 0);
 	expect_done(&a, 1);
-	send_with_number(&a, 2, 0);
+	send_with_imm(&a, 2, 0);
 	expect_event(&b, IBV_EVENT_CQ_ERR);
 	cq = as_extended(b.cq);
-	CHECK_OK(start_waiting(cq));
+	CHECK_OK(start_poll_when_ready(cq));
 	CHECK_EQUAL(cq->wr_id, 1);
 	cq->end_poll(cq);
-	CHECK_EQUAL(start_waiting(cq), EIO);
-	CHECK_EQUAL(start_waiting(cq), EIO);
+	CHECK_EQUAL(start_poll_when_ready(cq), EIO);
+	CHECK_EQUAL(start_poll_when_ready(cq), EIO);
 	close_pair(&a, &b);
 }
 
@@ -276,7 +277,7 @@ static int moderate(struct side *side, uint16_t count, uint16_t period)
 	return extended(side->context)->modify_cq(side->cq, &attr);
 }
 
-static bool event_is_there(struct side *side)
+static bool has_event(struct side *side)
 {
 	struct pollfd fd = {.fd = side->channel->fd, .events = POLLIN};
 
@@ -295,13 +296,13 @@ static void take_event(struct side *side)
 }
 
 /* Send a message from `a` to `b`, and leave the receive's completion in the CQ. */
-static void arrive(struct side *a, struct side *b)
+static void deliver_message(struct side *a, struct side *b)
 {
-	receive_at(b, 1, 0, 64);
+	post_receive_at(b, 1, 0, 64);
 	DO(a, IBV_WR_SEND, .wr_id = 1, .length = 1);
 }
 
-static void moderating(void)
+static void moderation_delays_events_by_count_and_period(void)
 {
 	const uint16_t never = 65535; /* microseconds; longer than the steps below take */
 	struct ibv_modify_cq_attr attr = {.attr_mask = 2};
@@ -315,37 +316,37 @@ static void moderating(void)
 	CHECK_OK(moderate(&b, 3, never));
 	uint64_t begin = now_ns(CLOCK_MONOTONIC);
 
-	arrive(&a, &b);
-	arrive(&a, &b);
-	bool early = event_is_there(&b);
+	deliver_message(&a, &b);
+	deliver_message(&a, &b);
+	bool early = has_event(&b);
 
 	CHECK(!early || now_ns(CLOCK_MONOTONIC) - begin > never * 1000u);
-	arrive(&a, &b);
-	CHECK(event_is_there(&b));
+	deliver_message(&a, &b);
+	CHECK(has_event(&b));
 	take_event(&b);
 
 	/* A single completion raises an event when the period has elapsed. */
 	CHECK_OK(moderate(&b, 100, 20000));
 	begin = now_ns(CLOCK_MONOTONIC);
-	arrive(&a, &b);
+	deliver_message(&a, &b);
 	take_event(&b);
 	CHECK(now_ns(CLOCK_MONOTONIC) - begin >= 20000 * 1000u);
 
 	/* Changing the moderation raises the delayed event. */
 	CHECK_OK(moderate(&b, 100, never));
-	arrive(&a, &b);
+	deliver_message(&a, &b);
 	CHECK_OK(moderate(&b, 0, 0));
-	CHECK(event_is_there(&b));
+	CHECK(has_event(&b));
 	take_event(&b);
 
 	/* Moderation is off unless both the count and the period are set. */
 	CHECK_OK(moderate(&b, 100, 0));
-	arrive(&a, &b);
-	CHECK(event_is_there(&b));
+	deliver_message(&a, &b);
+	CHECK(has_event(&b));
 	take_event(&b);
 	CHECK_OK(moderate(&b, 0, never));
-	arrive(&a, &b);
-	CHECK(event_is_there(&b));
+	deliver_message(&a, &b);
+	CHECK(has_event(&b));
 	take_event(&b);
 
 	/* Destroy a CQ while its event is delayed. Its period is shorter than that of the other CQ,
@@ -356,9 +357,9 @@ static void moderating(void)
 	CHECK_OK(d.context->ops.req_notify_cq(d.cq, 0));
 	CHECK_OK(moderate(&d, 100, 20000));
 	CHECK_OK(moderate(&b, 100, 5000));
-	arrive(&a, &b);
+	deliver_message(&a, &b);
 	close_pair(&a, &b);
-	arrive(&c, &d);
+	deliver_message(&c, &d);
 	take_event(&d);
 	close_pair(&c, &d);
 }
@@ -366,11 +367,13 @@ static void moderating(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(queries());
-	STEP(creating());
-	EXTENDED_PAIR(reading, .wc_flags = IBV_WC_STANDARD_FLAGS | all_times);
-	EXTENDED_PAIR(as_plain_cq, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN | all_times, .cqe = 8);
-	STEP(overrunning());
-	STEP(moderating());
+	STEP(extended_queries_fill_only_the_given_struct_size());
+	STEP(create_cq_ex_rejects_unsupported_attributes());
+	EXTENDED_PAIR(extended_poll_reads_every_completion_field,
+		      .wc_flags = IBV_WC_STANDARD_FLAGS | all_times);
+	EXTENDED_PAIR(basic_calls_work_on_an_extended_cq,
+		      .wc_flags = IBV_WC_EX_WITH_BYTE_LEN | all_times, .cqe = 8);
+	STEP(overrun_loses_oldest_completions_or_stops_the_cq());
+	STEP(moderation_delays_events_by_count_and_period());
 	return 0;
 }

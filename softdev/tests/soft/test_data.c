@@ -4,7 +4,7 @@
 
 /* Check that a READ does not return bytes written by the requests posted after it, even without a
  * fence (read_order.c). */
-static void read_before(struct side *a, struct side *b)
+static void read_excludes_bytes_of_later_requests(struct side *a, struct side *b)
 {
 	static const struct request behind[] = {
 		{.opcode = IBV_WR_RDMA_WRITE, .length = 24000, .remote = 8000},
@@ -36,12 +36,12 @@ static void read_before(struct side *a, struct side *b)
 		fill(b->memory, LARGE, round);
 		fill(a->memory + LARGE, 24000, round + 1);
 		if (chain[1].opcode == IBV_WR_SEND)
-			receive_at(b, 3, 500, 100);
+			post_receive_at(b, 3, 500, 100);
 		CHECK_OK(post_chain(a, chain, 2));
 		expect_done(a, 1);
 		expect_done(a, 2);
-		CHECK(filled(a->memory, chain[0].length, round));
-		CHECK(!filled(b->memory, LARGE, round));
+		CHECK(is_filled(a->memory, chain[0].length, round));
+		CHECK(!is_filled(b->memory, LARGE, round));
 		if (chain[1].opcode == IBV_WR_SEND)
 			expect_done(b, 3);
 	}
@@ -50,6 +50,6 @@ static void read_before(struct side *a, struct side *b)
 int main(void)
 {
 	limit_seconds(60);
-	PAIR(read_before);
+	PAIR(read_excludes_bytes_of_later_requests);
 	return 0;
 }

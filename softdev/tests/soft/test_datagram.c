@@ -10,7 +10,7 @@
 /* ---- between processes --------------------------------------------------------------------- */
 
 /* Returns the index of a GID, or -1 if this host does not have it. */
-static int index_of(struct ibv_context *context, const char *ip)
+static int gid_index_of(struct ibv_context *context, const char *ip)
 {
 	union ibv_gid wanted = {.raw = {[10] = 0xff, [11] = 0xff}}, gid;
 
@@ -58,22 +58,22 @@ static void check_grh(const uint8_t *grh, const struct address *from, const stru
 
 /* Send messages between two processes in turns. The child responds to the source of the first
  * message. */
-static void between_processes(const char *ip)
+static void processes_exchange_datagrams_with_valid_grh(const char *ip)
 {
 	enum { ROUNDS = 100 };
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 	struct ibv_context *context = open_device();
-	int index = ip ? index_of(context, ip) : 0;
+	int index = ip ? gid_index_of(context, ip) : 0;
 
 	limit_seconds(60);
 	CHECK_OK(verbs->ibv_close_device(context));
 	CHECK(index >= 0);
 	UD_OPEN(&side, .gid = gid_at(index));
-	struct address own = address_of_side(&side), peer = exchange(&process, &side);
+	struct address own = address_of_side(&side), peer = exchange_addresses(&process, &side);
 	struct ibv_ah *ah = process.child ? ud_path(&side, &peer, index) : NULL;
 
-	receive_at(&side, 1, 8192, GRH + MTU);
+	post_receive_at(&side, 1, 8192, GRH + MTU);
 	process_barrier(&process);
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		uint32_t length = round == 0 ? 0 : round == 2 ? MTU : (round * 7919u) % (MTU + 1);
@@ -92,33 +92,33 @@ static void between_processes(const char *ip)
 		CHECK_EQUAL(wc.imm_data, round);
 		CHECK_EQUAL(wc.byte_len, GRH + length);
 		CHECK_EQUAL(wc.src_qp, peer.qpn);
-		CHECK(filled(side.memory + 8192 + GRH, length, round));
+		CHECK(is_filled(side.memory + 8192 + GRH, length, round));
 		if (ip)
 			check_grh(side.memory + 8192, &peer, &own, length);
 		if (!ah)
 			CHECK(ah = verbs->ibv_create_ah_from_wc(side.pd, &wc,
 								(void *)(side.memory + 8192), 1));
-		receive_at(&side, 1, 8192, GRH + MTU);
+		post_receive_at(&side, 1, 8192, GRH + MTU);
 	}
 	process_barrier(&process);
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_side(&side);
-	join(&process);
+	process_join(&process);
 }
 
 /* Send from each address of the host to each address that it can reach. The receiver must see the
  * source address that the sender chose, even if the kernel would choose another one. */
-static void from_any_to_any(void)
+static void datagram_keeps_the_chosen_source_address(void)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 	union ibv_gid from, to;
 
 	limit_seconds(60);
 	UD_OPEN(&side);
-	struct address peer = exchange(&process, &side);
+	struct address peer = exchange_addresses(&process, &side);
 
-	receive_at(&side, 1, 4096, GRH);
+	post_receive_at(&side, 1, 4096, GRH);
 	process_barrier(&process);
 	for (int i = 0; verbs->ibv_query_gid(side.context, 1, i, &from) == 0; i++)
 		for (int k = 0; verbs->ibv_query_gid(side.context, 1, k, &to) == 0; k++) {
@@ -138,12 +138,12 @@ static void from_any_to_any(void)
 				expect_done(&side, 1);
 				CHECK(!memcmp(side.memory + 4096 + (ipv4 ? 32 : 8),
 					      ipv4 ? &from.raw[12] : from.raw, ipv4 ? 4 : 16));
-				receive_at(&side, 1, 4096, GRH);
+				post_receive_at(&side, 1, 4096, GRH);
 			}
 			process_barrier(&process);
 		}
 	close_side(&side);
-	join(&process);
+	process_join(&process);
 }
 
 /* ---- what no peer would send --------------------------------------------------------------- */
@@ -165,7 +165,7 @@ static const struct {
 	{44 + 15, 1, 9},      /* destination GID of another host */
 };
 
-static void hostile(struct side *side)
+static void invalid_datagrams_are_dropped(struct side *side)
 {
 	static const size_t wrong_sizes[] = {SOFT_DATAGRAM_HEADER + MTU + 1,
 					     SOFT_DATAGRAM_HEADER - 1, 0};
@@ -178,7 +178,7 @@ static void hostile(struct side *side)
 	uint32_t number = number_at(bind_device_port(fd), 5);
 
 	CHECK_OK(connect(fd, (struct sockaddr *)&to, sizeof(to)));
-	receive_at(side, 1, 0, GRH + MTU);
+	post_receive_at(side, 1, 0, GRH + MTU);
 	soft_datagram_encode(good, &(struct soft_datagram){.source = own.gid,
 							   .destination = own.gid,
 							   .dest_qpn = own.qpn,
@@ -206,7 +206,7 @@ static void hostile(struct side *side)
 
 /* Check that without a UD queue pair, the port stays reserved but the socket accepts no
  * datagrams. */
-static void deaf(void)
+static void socket_drops_datagrams_without_a_ud_queue_pair(void)
 {
 	struct side rc;
 
@@ -248,14 +248,15 @@ static bool has_ipv6(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(between_processes(NULL)); /* the step forks, so no device may be open */
-	STEP(between_processes("127.0.0.1"));
+	STEP(processes_exchange_datagrams_with_valid_grh(
+		NULL)); /* the step forks, so no device may be open */
+	STEP(processes_exchange_datagrams_with_valid_grh("127.0.0.1"));
 	if (has_ipv6())
-		STEP(between_processes("::1"));
+		STEP(processes_exchange_datagrams_with_valid_grh("::1"));
 	else
 		fprintf(stderr, "this host has no ::1: IPv4 only\n");
-	STEP(from_any_to_any());
-	UD_SIDE(hostile);
-	STEP(deaf());
+	STEP(datagram_keeps_the_chosen_source_address());
+	UD_SIDE(invalid_datagrams_are_dropped);
+	STEP(socket_drops_datagrams_without_a_ud_queue_pair());
 	return 0;
 }

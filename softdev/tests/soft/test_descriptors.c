@@ -39,14 +39,14 @@ static void expect_no_device_thread(void)
 	}
 }
 
-static void close_all(void)
+static void close_all_descriptors(void)
 {
 	for (int fd = 3; fd < MOST; fd++)
 		close(fd);
 }
 
 /* Check that the engine's thread ends if it wakes up after its descriptors have been closed. */
-static void thread_ends(void)
+static void engine_thread_ends_when_its_descriptors_are_closed(void)
 {
 	struct side side;
 
@@ -55,7 +55,7 @@ static void thread_ends(void)
 	soft_engine_schedule_step(); /* the thread wakes up and waits for the lock */
 	while (!soft_counter_get(&soft_device.engine->waiting))
 		sched_yield();
-	close_all();
+	close_all_descriptors();
 	soft_unlock();
 	while (LOCKED(soft_device.engine->running))
 		sched_yield();
@@ -65,14 +65,14 @@ static void thread_ends(void)
 
 /* Check that destroying the device's objects leaves reused descriptors alone, even if a queue pair
  * is modified first. Nothing can wake up the device's thread, which is asleep. */
-static void expect_others_stay(bool modifies)
+static void expect_reused_descriptors_stay(bool modifies)
 {
 	struct side a, b;
 	int pipes[16][2];
 	struct stat before[16][2], now;
 
 	OPEN_PAIR(&a, &b);
-	close_all();
+	close_all_descriptors();
 	for (int i = 0; i < 16; i++) {
 		CHECK_OK(pipe(pipes[i]));
 		for (int end = 0; end < 2; end++)
@@ -93,44 +93,44 @@ static void expect_others_stay(bool modifies)
 	}
 }
 
-static void others_stay(void)
+static void close_leaves_reused_descriptors_alone(void)
 {
-	expect_others_stay(false);
+	expect_reused_descriptors_stay(false);
 }
 
-static void others_stay_when_modified(void)
+static void close_after_modify_leaves_reused_descriptors_alone(void)
 {
-	expect_others_stay(true);
+	expect_reused_descriptors_stay(true);
 }
 
 /* Check that destroying the last object also closes its context and ends the device's thread. */
-static void closed_before(void)
+static void destroying_last_object_ends_the_device_thread(void)
 {
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
 
 	CHECK(pd);
 	CHECK_OK(verbs->ibv_close_device(context));
-	close_all();
+	close_all_descriptors();
 	CHECK_OK(verbs->ibv_dealloc_pd(pd));
 	expect_no_device_thread();
 }
 
-static void opens_anew(void)
+static void device_can_be_reopened_after_descriptors_are_closed(void)
 {
 	struct side old, a, b;
 
 	OPEN(&old);
-	close_all();
+	close_all_descriptors();
 	OPEN_PAIR(&a, &b);
-	one_message(&a, &b);
+	send_one_message(&a, &b);
 	close_pair(&a, &b);
 	close_side(&old);
 }
 
 /* Check that a device that failed to start owns no descriptors. Otherwise, a forked child would
  * close them. */
-static void refused_before_a_fork(void)
+static void failed_start_leaves_no_descriptors_for_a_child(void)
 {
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "smoke", 1));
 	struct ibv_device **list = verbs->ibv_get_device_list(NULL);
@@ -149,16 +149,16 @@ static void refused_before_a_fork(void)
 				_exit(1 + fd);
 		_exit(0);
 	}
-	expect_ended_well(child);
+	expect_exit_success(child);
 }
 
 int main(void)
 {
-	STEP(in_child(thread_ends));
-	STEP(in_child(others_stay));
-	STEP(in_child(others_stay_when_modified));
-	STEP(in_child(closed_before));
-	STEP(in_child(opens_anew));
-	STEP(in_child(refused_before_a_fork));
+	STEP(in_child(engine_thread_ends_when_its_descriptors_are_closed));
+	STEP(in_child(close_leaves_reused_descriptors_alone));
+	STEP(in_child(close_after_modify_leaves_reused_descriptors_alone));
+	STEP(in_child(destroying_last_object_ends_the_device_thread));
+	STEP(in_child(device_can_be_reopened_after_descriptors_are_closed));
+	STEP(in_child(failed_start_leaves_no_descriptors_for_a_child));
 	return 0;
 }

@@ -11,7 +11,7 @@
 		.device = (number), __VA_ARGS__                                                    \
 	}
 
-static void connect_of(struct side *a, int device_a, struct side *b, int device_b)
+static void connect_devices(struct side *a, int device_a, struct side *b, int device_b)
 {
 	open_side(a, OF(device_a));
 	open_side(b, OF(device_b));
@@ -20,7 +20,7 @@ static void connect_of(struct side *a, int device_a, struct side *b, int device_
 
 static void send_one(struct side *from, struct side *to)
 {
-	receive_at(to, 1, 0, 64);
+	post_receive_at(to, 1, 0, 64);
 	DO(from, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	expect_done(to, 1);
 }
@@ -33,7 +33,7 @@ static enum ibv_port_state state_of_port(const struct side *side)
 	return port.state;
 }
 
-static void one_by_default(void)
+static void single_device_is_the_default(void)
 {
 	int count;
 
@@ -43,7 +43,7 @@ static void one_by_default(void)
 	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), ENODEV);
 }
 
-static void wrong_wishes(void)
+static void invalid_device_settings_are_rejected(void)
 {
 	static const char *const wrong[] = {
 		"0", "5", "-1", "+2", "2x", "two", "lo,", "lo,lo", "a_name_too_long_"};
@@ -54,7 +54,7 @@ static void wrong_wishes(void)
 	CHECK_OK(verbs->ibv_close_device(open_device())); /* the variable is unset and read again */
 }
 
-static void most(void)
+static void fourth_device_can_be_listed_and_used(void)
 {
 	int count;
 
@@ -64,11 +64,11 @@ static void most(void)
 	CHECK_EQUAL(count, 4);
 	CHECK(!strcmp(list[3]->name, "embedded3"));
 	verbs->ibv_free_device_list(list);
-	PAIR(one_message, .device = 3);
+	PAIR(send_one_message, .device = 3);
 }
 
 /* Check that devices differ in their names, GUIDs and addresses. */
-static void told_apart(void)
+static void devices_differ_in_name_guid_and_address(void)
 {
 	struct side sides[2];
 	struct ibv_port_attr port;
@@ -93,11 +93,11 @@ static void told_apart(void)
 	close_pair(&sides[0], &sides[1]);
 }
 
-static void one_to_the_other(void)
+static void devices_can_connect_to_each_other(void)
 {
 	struct side a, b;
 
-	connect_of(&a, 0, &b, 1);
+	connect_devices(&a, 0, &b, 1);
 	send_one(&a, &b);
 	send_one(&b, &a);
 	DO(&a, IBV_WR_RDMA_READ, .length = 60000, REMOTE(&b, 0));
@@ -109,7 +109,7 @@ static void one_to_the_other(void)
 }
 
 /* Check that a queue pair cannot be reached at the GID of another device. */
-static void wrong_address(void)
+static void queue_pair_is_unreachable_at_another_devices_gid(void)
 {
 	struct side a, b;
 
@@ -124,7 +124,7 @@ static void wrong_address(void)
 	close_pair(&a, &b);
 }
 
-static void datagrams(void)
+static void datagrams_reach_only_the_addressed_device(void)
 {
 	struct side a, b;
 	struct ibv_port_attr port;
@@ -135,7 +135,7 @@ static void datagrams(void)
 	struct ibv_ah *ah = ud_path(&a, &address, a.options.gid),
 		      *ah_wrong = ud_path(&a, &wrong, a.options.gid);
 
-	receive_at(&b, 1, 0, 64);
+	post_receive_at(&b, 1, 0, 64);
 	send_with(&a, ah_wrong, &b, QKEY);
 	expect_no_wc(&b);
 	send_with(&a, ah, &b, QKEY + 1);
@@ -152,13 +152,13 @@ static void datagrams(void)
 
 /* Check that a port that is down stops the traffic of its device, including connections from other
  * devices. */
-static void port_of_one(void)
+static void port_down_stops_only_its_device(void)
 {
 	struct side a, b, c, d, x, y;
 
-	connect_of(&a, 0, &b, 0);
-	connect_of(&c, 1, &d, 1);
-	connect_of(&x, 0, &y, 1);
+	connect_devices(&a, 0, &b, 0);
+	connect_devices(&c, 1, &d, 1);
+	connect_devices(&x, 0, &y, 1);
 	send_one(&c, &d);
 	send_one(&x, &y);
 	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR));
@@ -168,8 +168,8 @@ static void port_of_one(void)
 	expect_event(&y, IBV_EVENT_PORT_ERR);
 	expect_no_event(&a);
 	expect_no_event(&x);
-	receive_at(&d, 2, 0, 64);
-	receive_at(&y, 2, 0, 64);
+	post_receive_at(&d, 2, 0, 64);
+	post_receive_at(&y, 2, 0, 64);
 	POST(&c, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	POST(&x, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	for (int i = 0; i < 1000; i++) {
@@ -198,11 +198,11 @@ static void port_of_one(void)
 
 /* Check that taking a port of this process down does not affect queue pairs whose peer is on
  * another host, even if the peer's process uses the same IP port. */
-static void port_and_a_stranger(void)
+static void port_down_spares_peers_on_other_hosts(void)
 {
 	struct side c, d;
 
-	connect_of(&c, 1, &d, 1);
+	connect_devices(&c, 1, &d, 1);
 	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR));
 	soft_lock();
 	struct soft_qp *qp = soft_qp_of(c.qp);
@@ -219,15 +219,15 @@ static void port_and_a_stranger(void)
 }
 
 /* Set a device's port down in one of two processes. The other device's connection must continue. */
-static void port_of_one_of_two_processes(void)
+static void port_down_in_one_process_spares_the_other_device(void)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct side sides[2];
 	struct address peers[2];
 
 	for (int i = 0; i < 2; i++) {
 		open_side(&sides[i], OF(i));
-		peers[i] = exchange(&process, &sides[i]);
+		peers[i] = exchange_addresses(&process, &sides[i]);
 		bring_up(&sides[i], &peers[i]);
 		process_barrier(&process);
 		DO(&sides[i], IBV_WR_RDMA_WRITE, .length = 8, AT(&peers[i], 0));
@@ -253,12 +253,12 @@ static void port_of_one_of_two_processes(void)
 	if (process.child)
 		CHECK_EQUAL(LOCKED(sides[1].memory[0]), 77);
 	close_pair(&sides[0], &sides[1]);
-	join(&process);
+	process_join(&process);
 }
 
 /* Check that a queue pair gives up when its peer's port stays down, even if its own port changes in
  * the meantime. */
-static void given_up(void)
+static void queue_pair_gives_up_while_peer_port_is_down(void)
 {
 	struct side x, y;
 
@@ -276,11 +276,11 @@ static void given_up(void)
 	close_pair(&x, &y);
 }
 
-static void end_of_one(void)
+static void fatal_error_spares_the_other_device(void)
 {
 	struct side a, b, c;
 
-	connect_of(&a, 0, &b, 0);
+	connect_devices(&a, 0, &b, 0);
 	open_side(&c, OF(1));
 	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_DEVICE_FATAL));
 	expect_event(&c, IBV_EVENT_DEVICE_FATAL);
@@ -291,23 +291,23 @@ static void end_of_one(void)
 	close_pair(&a, &b);
 }
 
-static void faults_of_one(void)
+static void faults_apply_only_to_the_named_device(void)
 {
 	struct side a, b, c, d;
 
-	connect_of(&a, 0, &b, 0);
-	connect_of(&c, 1, &d, 1);
+	connect_devices(&a, 0, &b, 0);
+	connect_devices(&c, 1, &d, 1);
 	spec("rnr=1,register=1,device=embedded1");
 	send_one(&a, &b);
-	CHECK_EQUAL(counts().not_ready, 0);
+	CHECK_EQUAL(fault_counts().not_ready, 0);
 	struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, a.memory, 64, 0);
 
 	CHECK(mr);
 	dereg(mr);
 	REFUSED(verbs->ibv_reg_mr(c.pd, c.memory, 64, 0), ENOMEM);
-	receive_at(&d, 1, 0, 64);
+	post_receive_at(&d, 1, 0, 64);
 	POST(&c, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	while (!counts().not_ready)
+	while (!fault_counts().not_ready)
 		expect_no_wc(&d);
 	no_faults();
 	expect_done(&c, 1);
@@ -316,7 +316,7 @@ static void faults_of_one(void)
 }
 
 /* Check that objects of different devices cannot be combined. */
-static void kept_apart(void)
+static void objects_of_different_devices_cannot_be_combined(void)
 {
 	struct side a, b;
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_RC};
@@ -339,21 +339,21 @@ static void kept_apart(void)
 
 int main(void)
 {
-	in_child(one_by_default);
-	in_child(wrong_wishes);
-	in_child(most);
+	in_child(single_device_is_the_default);
+	in_child(invalid_device_settings_are_rejected);
+	in_child(fourth_device_can_be_listed_and_used);
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	limit_seconds(60);
-	STEP(port_of_one_of_two_processes());
-	STEP(told_apart());
-	STEP(one_to_the_other());
-	STEP(wrong_address());
-	STEP(datagrams());
-	STEP(port_of_one());
-	STEP(port_and_a_stranger());
-	STEP(given_up());
-	STEP(end_of_one());
-	STEP(faults_of_one());
-	STEP(kept_apart());
+	STEP(port_down_in_one_process_spares_the_other_device());
+	STEP(devices_differ_in_name_guid_and_address());
+	STEP(devices_can_connect_to_each_other());
+	STEP(queue_pair_is_unreachable_at_another_devices_gid());
+	STEP(datagrams_reach_only_the_addressed_device());
+	STEP(port_down_stops_only_its_device());
+	STEP(port_down_spares_peers_on_other_hosts());
+	STEP(queue_pair_gives_up_while_peer_port_is_down());
+	STEP(fatal_error_spares_the_other_device());
+	STEP(faults_apply_only_to_the_named_device());
+	STEP(objects_of_different_devices_cannot_be_combined());
 	return 0;
 }

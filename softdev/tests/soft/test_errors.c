@@ -5,8 +5,8 @@
 
 /* Post a request to `a` that `b` refuses. It must complete with `status`, later work of both sides
  * must be flushed, and `b` must get an event of `type`. */
-static void refused(struct options options, struct request request, enum ibv_wc_status status,
-		    enum ibv_event_type type)
+static void expect_refused(struct options options, struct request request,
+			   enum ibv_wc_status status, enum ibv_event_type type)
 {
 	struct side a, b;
 
@@ -15,7 +15,7 @@ static void refused(struct options options, struct request request, enum ibv_wc_
 		request.remote += (uintptr_t)b.memory;
 	request.rkey ^= b.mr->rkey; /* 0 becomes the correct key */
 	request.wr_id = 2;
-	receive_at(&a, 10, 0, 8);
+	post_receive_at(&a, 10, 0, 8);
 	post_recvs(&b, 11, 2, 8);
 	/* A valid request comes first, so the invalid one has to wait for its turn. */
 	struct request requests[3] = {
@@ -37,24 +37,25 @@ static void refused(struct options options, struct request request, enum ibv_wc_
 	/* In the error state, work requests are still accepted, and then flushed
 	 * (IBTA 10.3.1.7). */
 	RUN(&a, IBV_WC_WR_FLUSH_ERR, IBV_WR_SEND, .wr_id = 4, .length = 8);
-	receive_at(&a, 5, 0, 8);
+	post_receive_at(&a, 5, 0, 8);
 	expect_wc(&a, 5, IBV_WC_WR_FLUSH_ERR);
 	close_pair(&a, &b);
 }
 
-static void access_refused(struct request request)
+static void expect_access_refused(struct request request)
 {
-	refused((struct options){0}, request, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
+	expect_refused((struct options){0}, request, IBV_WC_REM_ACCESS_ERR,
+		       IBV_EVENT_QP_ACCESS_ERR);
 }
 
-static void invalid_refused(struct options options, struct request request)
+static void expect_invalid_refused(struct options options, struct request request)
 {
-	refused(options, request, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
+	expect_refused(options, request, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
 }
 
 /* Check that a request is refused if a single bit of its key is wrong, or if its range exceeds the
  * region. */
-static void bad_keys_and_ranges(void)
+static void wrong_key_or_range_is_a_remote_access_error(void)
 {
 	static const enum ibv_wr_opcode opcodes[] = {
 		IBV_WR_RDMA_WRITE,           IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ,
@@ -62,24 +63,24 @@ static void bad_keys_and_ranges(void)
 	};
 
 	for (uint32_t bit = 1; bit; bit <<= 1)
-		access_refused(
+		expect_access_refused(
 			(struct request){.opcode = IBV_WR_RDMA_READ, .length = 8, .rkey = bit});
 	FOR_EACH (i, opcodes) {
 		struct request request = {.opcode = opcodes[i], .length = 8, .rkey = 1u << 31};
 
-		access_refused(request);
+		expect_access_refused(request);
 		request.rkey = 0;
 		request.remote = 65536 - 7; /* one byte beyond the end */
 		if (opcodes[i] < IBV_WR_ATOMIC_CMP_AND_SWP)
-			access_refused(request);
+			expect_access_refused(request);
 		request.remote = UINT64_MAX - 7; /* the range wraps around */
-		access_refused(request);
+		expect_access_refused(request);
 	}
 }
 
 /* Test rights missing at the queue pair, and regions of another protection domain.
  * tests/verbs/test_posting_failures.py tests rights missing at the region. */
-static void rights_missing(void)
+static void request_without_remote_rights_fails(void)
 {
 	static const struct {
 		enum ibv_wr_opcode opcode;
@@ -93,8 +94,8 @@ static void rights_missing(void)
 	for (int i = 0; i < 3; i++) {
 		struct side a, b;
 
-		invalid_refused((struct options){.rights = ALL_RIGHTS & ~cases[i].right},
-				(struct request){.opcode = cases[i].opcode, .length = 8});
+		expect_invalid_refused((struct options){.rights = ALL_RIGHTS & ~cases[i].right},
+				       (struct request){.opcode = cases[i].opcode, .length = 8});
 		OPEN_PAIR(&a, &b);
 		struct ibv_pd *pd = verbs->ibv_alloc_pd(b.context);
 		struct ibv_mr *mr = verbs->ibv_reg_mr(pd, b.memory, 4096, ALL_RIGHTS);
@@ -108,22 +109,22 @@ static void rights_missing(void)
 	}
 }
 
-static void atomics(void)
+static void misaligned_or_short_atomic_fails(void)
 {
 	struct side a, b;
 
 	for (uint64_t off = 1; off < 8; off += 3)
-		invalid_refused((struct options){0},
-				(struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
-						 .length = 8,
-						 .remote = off});
+		expect_invalid_refused((struct options){0},
+				       (struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+							.length = 8,
+							.remote = off});
 	OPEN_PAIR(&a, &b);
 	RUN(&a, IBV_WC_LOC_LEN_ERR, IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 4, REMOTE(&b, 0));
 	close_pair(&a, &b);
 }
 
 /* Test an invalid local key at the receiver. test_rules.c tests one at the sender. */
-static void local_protection(struct side *a, struct side *b)
+static void invalid_receive_lkey_is_a_local_protection_error(struct side *a, struct side *b)
 {
 	post_wrong_recv(b, 4, 100);
 	POST(a, IBV_WR_SEND, .wr_id = 5, .length = 8);
@@ -133,7 +134,7 @@ static void local_protection(struct side *a, struct side *b)
 
 /* Check that a receive whose SGE is longer than its region accepts messages that fit into the
  * region. */
-static void receive_beyond_its_region(struct side *a, struct side *b)
+static void long_receive_accepts_messages_that_fit_its_region(struct side *a, struct side *b)
 {
 	const uint32_t room = 64;
 	struct ibv_mr *mr =
@@ -159,7 +160,7 @@ static void receive_beyond_its_region(struct side *a, struct side *b)
 	CHECK_OK(verbs->ibv_dereg_mr(mr));
 }
 
-static void read_depth(void)
+static void reads_beyond_responder_depth_are_refused(void)
 {
 	struct side a, b;
 
@@ -190,7 +191,7 @@ static void read_depth(void)
 	close_pair(&a, &b);
 }
 
-static void posting(void)
+static void post_rejects_wrong_state_invalid_wr_and_full_queue(void)
 {
 	struct side a, b;
 	struct ibv_sge sges[5] = {{0}};
@@ -220,7 +221,7 @@ static void posting(void)
 	CHECK_EQUAL(post_recv_at(&a, 0, 0, 8), EINVAL);
 	CHECK_OK(to_init(&a));
 	CHECK_EQUAL(post(&a, send), EINVAL);
-	receive_at(&a, 0, 0, 8);
+	post_receive_at(&a, 0, 0, 8);
 	CHECK_OK(to_rtr(&a, &address_b));
 	CHECK_EQUAL(post(&a, send), EINVAL);
 	CHECK_OK(to_rts(&a));
@@ -256,7 +257,7 @@ static void posting(void)
 
 /* Check that a CQ overrun raises an event, stops all further completions, and moves the CQ's queue
  * pairs to the error state once (IBTA 11.6.3.2). The CQ remains unusable. */
-static void cq_overrun(void)
+static void cq_overrun_stops_cq_and_fails_its_queue_pairs(void)
 {
 	struct side a, b;
 	struct ibv_wc wc[8];
@@ -265,7 +266,7 @@ static void cq_overrun(void)
 	OPEN(&b);
 	connect_pair(&a, &b);
 	for (unsigned i = 0; i < 5; i++) {
-		receive_at(&b, i, 0, 8);
+		post_receive_at(&b, i, 0, 8);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 	}
 	for (unsigned i = 0; i < 5; i++)
@@ -284,7 +285,7 @@ static void cq_overrun(void)
 
 /* Check that resetting or destroying a queue pair removes its unpolled completions from a shared
  * CQ. Events already raised for them remain. */
-static void reset_takes_completions_back(bool destroyed)
+static void reset_or_destroy_removes_unpolled_completions(bool destroyed)
 {
 	struct side a, b;
 	struct ibv_wc wc[8];
@@ -305,7 +306,7 @@ static void reset_takes_completions_back(bool destroyed)
 	}
 	CHECK_OK(a.context->ops.req_notify_cq(a.cq, 0));
 	for (unsigned i = 0; i < 3; i++) {
-		receive_at(&b, 10 + i, 0, 8);
+		post_receive_at(&b, 10 + i, 0, 8);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 	}
 	/* Wait for the event, and then for all six completions, without polling the CQ. */
@@ -333,7 +334,7 @@ static void reset_takes_completions_back(bool destroyed)
 }
 
 /* Check that a reset removes completions from both the send CQ and the receive CQ. */
-static void reset_takes_back_from_both(struct side *a)
+static void reset_removes_completions_from_both_cqs(struct side *a)
 {
 	struct ibv_cq *receives = verbs->ibv_create_cq(a->context, 4, NULL, NULL, 0);
 	struct ibv_qp_init_attr init = {.send_cq = a->cq,
@@ -346,7 +347,7 @@ static void reset_takes_back_from_both(struct side *a)
 	bring_up(a, &(struct address){.qpn = 1});
 	CHECK_OK(to_state(a, IBV_QPS_ERR));
 	POST(a, IBV_WR_SEND, .length = 8);
-	receive_at(a, 1, 0, 8);
+	post_receive_at(a, 1, 0, 8);
 	CHECK_OK(to_state(a, IBV_QPS_RESET));
 	expect_no_wc(a);
 	CHECK_EQUAL(a->context->ops.poll_cq(receives, 1, &(struct ibv_wc){0}), 0);
@@ -357,16 +358,16 @@ static void reset_takes_back_from_both(struct side *a)
 int main(void)
 {
 	limit_seconds(90);
-	STEP(bad_keys_and_ranges());
-	STEP(rights_missing());
-	STEP(atomics());
-	PAIR(local_protection);
-	PAIR(receive_beyond_its_region);
-	STEP(read_depth());
-	STEP(posting());
-	STEP(cq_overrun());
-	STEP(reset_takes_completions_back(false));
-	STEP(reset_takes_completions_back(true));
-	SIDE(reset_takes_back_from_both);
+	STEP(wrong_key_or_range_is_a_remote_access_error());
+	STEP(request_without_remote_rights_fails());
+	STEP(misaligned_or_short_atomic_fails());
+	PAIR(invalid_receive_lkey_is_a_local_protection_error);
+	PAIR(long_receive_accepts_messages_that_fit_its_region);
+	STEP(reads_beyond_responder_depth_are_refused());
+	STEP(post_rejects_wrong_state_invalid_wr_and_full_queue());
+	STEP(cq_overrun_stops_cq_and_fails_its_queue_pairs());
+	STEP(reset_or_destroy_removes_unpolled_completions(false));
+	STEP(reset_or_destroy_removes_unpolled_completions(true));
+	SIDE(reset_removes_completions_from_both_cqs);
 	return 0;
 }

@@ -8,7 +8,7 @@
 /* ---- fault specs -------------------------------------------------------------------------- */
 
 /* Check that the error message names the invalid part of a spec. */
-static void wrong_specs(void)
+static void invalid_fault_spec_error_quotes_the_invalid_part(void)
 {
 	static const struct {
 		const char *error, *texts[10];
@@ -39,7 +39,7 @@ static void wrong_specs(void)
 	CHECK(!strcmp(error, "'loss=0.2': this part appears twice"));
 }
 
-static void right_specs(void)
+static void valid_fault_spec_sets_every_field(void)
 {
 	const struct soft_fault_schedule *schedule = soft_faults.schedule;
 
@@ -78,7 +78,7 @@ static void right_specs(void)
 
 /* Check that faults occur with the requested probability, and that they affect different frames on
  * each connection. */
-static void chance(void)
+static void faults_occur_with_requested_probability(void)
 {
 	enum { MANY = 100000 };
 	unsigned struck = 0, same = 0;
@@ -133,7 +133,7 @@ static void send_datagram(struct pair *pair, uint32_t imm)
 
 /* Send DATAGRAMS datagrams while the given faults are set. Store in `came`, as one digit for each
  * datagram, how many times it arrived. */
-static void which_come(const char *text, char came[DATAGRAMS + 1])
+static void send_with_faults(const char *text, char came[DATAGRAMS + 1])
 {
 	struct pair pair;
 	struct ibv_wc wc;
@@ -144,7 +144,7 @@ static void which_come(const char *text, char came[DATAGRAMS + 1])
 	came[DATAGRAMS] = 0;
 	for (uint32_t i = 0; i < DATAGRAMS; i++) {
 		for (unsigned n = 0; n < 2; n++)
-			receive_at(&pair.b, 0, 0, 128);
+			post_receive_at(&pair.b, 0, 0, 128);
 		send_datagram(&pair, i);
 		/* Within a process, a datagram arrives immediately or never. */
 		while (poll_cq(&pair.b, 1, &wc) == 1) {
@@ -158,34 +158,34 @@ static void which_come(const char *text, char came[DATAGRAMS + 1])
 	no_faults();
 }
 
-static void lost_and_doubled_datagrams(void)
+static void seed_selects_which_datagrams_are_lost_or_duplicated(void)
 {
-	struct aiordma_fault_counts before = counts(), after;
+	struct aiordma_fault_counts before = fault_counts(), after;
 	char came[4][DATAGRAMS + 1];
 
-	which_come("loss=@3-5,duplicate=@7", came[0]);
+	send_with_faults("loss=@3-5,duplicate=@7", came[0]);
 	CHECK(!strncmp(came[0], "11000121111111111111", 20));
-	after = counts();
+	after = fault_counts();
 	CHECK_EQUAL(after.lost - before.lost, 3);
 	CHECK_EQUAL(after.duplicated - before.duplicated, 1);
-	which_come("seed=1,loss=0.3,duplicate=0.3", came[0]);
-	which_come("seed=1,loss=0.3,duplicate=0.3", came[1]);
-	which_come("seed=2,loss=0.3,duplicate=0.3", came[2]);
+	send_with_faults("seed=1,loss=0.3,duplicate=0.3", came[0]);
+	send_with_faults("seed=1,loss=0.3,duplicate=0.3", came[1]);
+	send_with_faults("seed=2,loss=0.3,duplicate=0.3", came[2]);
 	CHECK(!strcmp(came[0], came[1]));
 	CHECK(strcmp(came[0], came[2]));
 	CHECK(strchr(came[0], '0') && strchr(came[0], '1') && strchr(came[0], '2'));
-	which_come("loss=1", came[3]);
+	send_with_faults("loss=1", came[3]);
 	CHECK(!strchr(came[3], '1'));
 }
 
-static void late_datagrams(void)
+static void delayed_datagrams_arrive_in_order_after_the_delay(void)
 {
 	struct pair pair;
 
 	open_datagrams(&pair);
 	spec("delay=20ms,jitter=10ms");
 	for (unsigned n = 0; n < 8; n++)
-		receive_at(&pair.b, n, 0, 128);
+		post_receive_at(&pair.b, n, 0, 128);
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
 	for (uint32_t i = 0; i < 8; i++)
@@ -203,7 +203,7 @@ static void late_datagrams(void)
 
 static void send_number(struct side *a, struct side *b, uint8_t number)
 {
-	receive_at(b, number, 64u * number, 64);
+	post_receive_at(b, number, 64u * number, 64);
 	a->memory[0] = number;
 	POST(a, IBV_WR_SEND, .wr_id = number, .flags = IBV_SEND_INLINE, .length = 8);
 }
@@ -217,15 +217,15 @@ static void receive_number(struct side *b, uint8_t number)
 /* Check that delayed frames arrive in order. The delay is set after the link has come up if
  * `up_before` is set, and otherwise before. Requests must succeed without retries, although the
  * delay exceeds the time for all retries. */
-static void late_frames(bool up_before)
+static void delayed_frames_arrive_in_order_without_retries(bool up_before)
 {
-	struct aiordma_fault_counts before = counts();
+	struct aiordma_fault_counts before = fault_counts();
 	struct side a, b;
 
 	if (!up_before)
 		spec("delay=20ms,jitter=5ms");
 	OPEN_PAIR(&a, &b, .timeout = 1, .retry_cnt = 1);
-	one_message(&a, &b);
+	send_one_message(&a, &b);
 	if (up_before)
 		spec("delay=20ms,jitter=5ms");
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
@@ -239,8 +239,8 @@ static void late_frames(bool up_before)
 	for (unsigned i = 1; i < 8; i++)
 		expect_done(&a, i);
 	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 40000000); /* delayed in both directions */
-	CHECK(counts().delayed - before.delayed >= 8);
-	CHECK_EQUAL(counts().retried, before.retried);
+	CHECK(fault_counts().delayed - before.delayed >= 8);
+	CHECK_EQUAL(fault_counts().retried, before.retried);
 	if (up_before) { /* delayed frames stay ahead of later ones if the faults are cleared */
 		send_number(&a, &b, 8);
 		soft_progress();
@@ -250,7 +250,7 @@ static void late_frames(bool up_before)
 			receive_number(&b, i);
 		for (unsigned i = 8; i < 10; i++)
 			expect_done(&a, i);
-		one_message(&a, &b);
+		send_one_message(&a, &b);
 	}
 	close_pair(&a, &b);
 	no_faults();
@@ -258,16 +258,16 @@ static void late_frames(bool up_before)
 
 /* Check that a delayed message is received even if its sender has exited, and that the end of the
  * stream is delayed as well. */
-static void late_ends(bool killed)
+static void delayed_message_arrives_after_sender_exit(bool killed)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 
 	limit_seconds(30);
 	if (process.child)
 		spec("delay=50ms");
 	OPEN(&side, .ends_with_peer = true);
-	struct address peer = exchange(&process, &side);
+	struct address peer = exchange_addresses(&process, &side);
 
 	bring_up_receiving(&side, &peer, 0, 3, 64);
 	if (!process.child) {
@@ -297,7 +297,7 @@ static void late_ends(bool killed)
 
 /* Check that delayed frames use a limited amount of memory. Beyond the limit, the oldest frames are
  * handled early. */
-static void much_is_late(void)
+static void delayed_frames_use_limited_memory(void)
 {
 	enum { LONG = 1 << 20, MANY = 70 };
 	struct side a, b;
@@ -314,14 +314,14 @@ static void much_is_late(void)
 }
 
 /* Check that the device does not exceed the rate in the spec. */
-static void slow_device(void)
+static void device_does_not_exceed_the_rate(void)
 {
 	enum { LONG = 400000 };
 	struct side a, b;
 
 	OPEN_PAIR(&a, &b, .memory = LONG);
 	spec("rate=10MB");
-	receive_at(&b, 1, 0, LONG);
+	post_receive_at(&b, 1, 0, LONG);
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
 	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = LONG);
@@ -333,9 +333,9 @@ static void slow_device(void)
 }
 
 /* Check that the loss of a single request or response is detected by a timeout. */
-static void one_lost_frame(const char *which)
+static void lost_frame_is_recovered_by_retry(const char *which)
 {
-	struct aiordma_fault_counts before = counts();
+	struct aiordma_fault_counts before = fault_counts();
 	struct side a, b;
 
 	OPEN_PAIR(&a, &b, .timeout = 8);
@@ -349,22 +349,22 @@ static void one_lost_frame(const char *which)
 	}
 	/* Each end counts the frames it receives. Only one end receives requests, and only the
 	 * other receives responses. */
-	CHECK_EQUAL(counts().lost - before.lost, 1);
+	CHECK_EQUAL(fault_counts().lost - before.lost, 1);
 	/* A slow response may cause additional retries, because the timeout is only 1 ms. */
-	CHECK(counts().retried - before.retried >= 1);
+	CHECK(fault_counts().retried - before.retried >= 1);
 	close_pair(&a, &b);
 	no_faults();
 }
 
 /* Check that a spec with `qp` affects only this queue pair. */
-static void one_queue_pair(void)
+static void fault_spec_with_qp_affects_only_that_queue_pair(void)
 {
 	struct side a, b, c, d;
 
 	OPEN_PAIR(&a, &b, .timeout = 8, .retry_cnt = 1);
 	OPEN_PAIR(&c, &d, .timeout = 20);
 	spec("loss=1,qp=%u", b.qp->qp_num);
-	one_message(&c, &d);
+	send_one_message(&c, &d);
 	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	close_pair(&a, &b);
 	close_pair(&c, &d);
@@ -383,19 +383,19 @@ static void receive_uc(struct side *side, uint32_t length, uint32_t imm)
 
 	CHECK_EQUAL(wc.imm_data, imm);
 	CHECK_EQUAL(wc.byte_len, length);
-	CHECK(filled(side->memory, length, imm));
-	receive_at(side, 1, 0, side->options.memory);
+	CHECK(is_filled(side->memory, length, imm));
+	post_receive_at(side, 1, 0, side->options.memory);
 }
 
 /* Check that UC does not recover lost frames. If a frame is lost, the rest of its message is lost
  * as well. A duplicated message is received twice. */
-static void lost_on_uc(void)
+static void uc_does_not_recover_lost_frames(void)
 {
 	enum { LONG = 600000 };
 	struct side a, b;
 
 	OPEN_PAIR(&a, &b, .uc = true, .memory = LONG);
-	receive_at(&b, 1, 0, LONG);
+	post_receive_at(&b, 1, 0, LONG);
 	send_uc(&a, 8, 1);
 	receive_uc(&b, 8, 1);
 	spec("loss=@3");
@@ -405,7 +405,7 @@ static void lost_on_uc(void)
 	send_uc(&a, 8, 4);
 	receive_uc(&b, 8, 4);
 	spec("duplicate=@1");
-	receive_at(&b, 1, 0, LONG);
+	post_receive_at(&b, 1, 0, LONG);
 	send_uc(&a, LONG / 100, 5);
 	for (int i = 0; i < 2; i++)
 		CHECK_EQUAL(expect_done(&b, 1).imm_data, 5);
@@ -414,14 +414,14 @@ static void lost_on_uc(void)
 	no_faults();
 }
 
-static void cut_links(void)
+static void cut_fails_existing_links_only(void)
 {
-	struct aiordma_fault_counts before = counts();
+	struct aiordma_fault_counts before = fault_counts();
 	struct side a, b, c, d;
 
 	/* The first existing link is cut. */
 	OPEN_PAIR(&a, &b, .ends_with_peer = true);
-	one_message(&a, &b);
+	send_one_message(&a, &b);
 	post_recvs(&a, 2, 1, 8);
 	post_recvs(&b, 2, 1, 8);
 	spec("cut=@1");
@@ -429,16 +429,16 @@ static void cut_links(void)
 	expect_wc(&b, 2, IBV_WC_WR_FLUSH_ERR);
 	expect_event(&a, IBV_EVENT_QP_FATAL);
 	expect_event(&b, IBV_EVENT_QP_FATAL);
-	CHECK_EQUAL(counts().cut - before.cut, 1);
+	CHECK_EQUAL(fault_counts().cut - before.cut, 1);
 	/* Links created later are not cut. */
 	OPEN_PAIR(&c, &d);
-	one_message(&c, &d);
+	send_one_message(&c, &d);
 	close_pair(&c, &d);
 	close_pair(&a, &b);
 	no_faults();
 }
 
-static void cut_after_bytes(void)
+static void link_is_cut_after_the_given_number_of_bytes(void)
 {
 	enum { MESSAGE = 1000 };
 	struct side a, b;
@@ -465,7 +465,7 @@ static void cut_after_bytes(void)
 
 /* Check that opening the device enables the faults if the spec in the environment is valid, and
  * enables none if it is empty. */
-static void environment(void)
+static void fault_spec_is_read_from_the_environment(void)
 {
 	static const char *const texts[] = {"", "seed=3,loss=0.5"};
 
@@ -483,29 +483,30 @@ static void environment(void)
 int main(void)
 {
 	limit_seconds(100);
-	STEP(in_child(environment)); /* the parent has never opened a device */
+	STEP(in_child(
+		fault_spec_is_read_from_the_environment)); /* the parent has never opened a device */
 	for (int wire = 0; wire < 2; wire++) {
-		links_of(wire ? "tcp" : "shared");
-		STEP(late_ends(false));
-		STEP(late_ends(true));
+		use_links(wire ? "tcp" : "shared");
+		STEP(delayed_message_arrives_after_sender_exit(false));
+		STEP(delayed_message_arrives_after_sender_exit(true));
 	}
-	STEP(wrong_specs());
-	STEP(right_specs());
-	STEP(chance());
-	STEP(lost_and_doubled_datagrams());
-	STEP(late_datagrams());
+	STEP(invalid_fault_spec_error_quotes_the_invalid_part());
+	STEP(valid_fault_spec_sets_every_field());
+	STEP(faults_occur_with_requested_probability());
+	STEP(seed_selects_which_datagrams_are_lost_or_duplicated());
+	STEP(delayed_datagrams_arrive_in_order_after_the_delay());
 	for (int wire = 0; wire < 2; wire++) {
-		links_of(wire ? "tcp" : "shared");
-		STEP(late_frames(false));
-		STEP(late_frames(true));
-		STEP(much_is_late());
-		STEP(slow_device());
-		STEP(one_lost_frame("requests"));
-		STEP(one_lost_frame("answers"));
-		STEP(one_queue_pair());
-		STEP(lost_on_uc());
-		STEP(cut_links());
-		STEP(cut_after_bytes());
+		use_links(wire ? "tcp" : "shared");
+		STEP(delayed_frames_arrive_in_order_without_retries(false));
+		STEP(delayed_frames_arrive_in_order_without_retries(true));
+		STEP(delayed_frames_use_limited_memory());
+		STEP(device_does_not_exceed_the_rate());
+		STEP(lost_frame_is_recovered_by_retry("requests"));
+		STEP(lost_frame_is_recovered_by_retry("answers"));
+		STEP(fault_spec_with_qp_affects_only_that_queue_pair());
+		STEP(uc_does_not_recover_lost_frames());
+		STEP(cut_fails_existing_links_only());
+		STEP(link_is_cut_after_the_given_number_of_bytes());
 	}
 	return 0;
 }

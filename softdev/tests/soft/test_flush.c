@@ -20,19 +20,20 @@ struct flush {
 	uint8_t types, level;
 };
 
-static struct ibv_qp_ex_newer *newer(const struct side *side)
+static struct ibv_qp_ex_newer *newer_qp_of(const struct side *side)
 {
 	return (struct ibv_qp_ex_newer *)verbs->ibv_qp_to_qp_ex(side->qp);
 }
 
 static int flush(struct side *side, struct flush what)
 {
-	struct ibv_qp_ex *qp = &newer(side)->before;
+	struct ibv_qp_ex *qp = &newer_qp_of(side)->before;
 
 	qp->wr_start(qp);
 	qp->wr_id = 9;
 	qp->wr_flags = IBV_SEND_SIGNALED;
-	newer(side)->wr_flush(qp, what.rkey, what.address, what.length, what.types, what.level);
+	newer_qp_of(side)->wr_flush(qp, what.rkey, what.address, what.length, what.types,
+				    what.level);
 	return qp->wr_complete(qp);
 }
 
@@ -42,7 +43,7 @@ static void write_all(struct side *side, const struct side *peer)
 }
 
 /* Connect two sides. The region of `b` may be flushed. */
-static void open_flushed(struct side *a, struct side *b, struct options options)
+static void open_flush_pair(struct side *a, struct side *b, struct options options)
 {
 	options.memory = LENGTH;
 	if (!options.rights)
@@ -54,7 +55,7 @@ static void open_flushed(struct side *a, struct side *b, struct options options)
 	connect_pair(a, b);
 }
 
-static struct flush all_of(const struct side *side)
+static struct flush flush_of_whole_region(const struct side *side)
 {
 	return (struct flush){.rkey = side->mr->rkey,
 			      .address = (uintptr_t)side->memory,
@@ -64,15 +65,15 @@ static struct flush all_of(const struct side *side)
 
 /* Check that all earlier WRITEs are complete when a FLUSH completes, and that the FLUSH changes no
  * bytes. */
-static void after_writes(void)
+static void flush_completes_after_earlier_writes(void)
 {
 	struct side a, b;
 
-	open_flushed(&a, &b, (struct options){0});
+	open_flush_pair(&a, &b, (struct options){0});
 	for (unsigned i = 1; i < 6; i++) {
 		fill(a.memory, LENGTH, i);
 		write_all(&a, &b);
-		struct flush what = all_of(&b);
+		struct flush what = flush_of_whole_region(&b);
 
 		if (i % 2)
 			what = (struct flush){.rkey = what.rkey,
@@ -83,10 +84,10 @@ static void after_writes(void)
 		CHECK_OK(flush(&a, what));
 		expect_done(&a, 8);
 		CHECK_EQUAL(expect_done(&a, 9).opcode, IBV_WC_FLUSH);
-		CHECK(filled(b.memory, LENGTH, i));
+		CHECK(is_filled(b.memory, LENGTH, i));
 	}
 	/* An empty range is valid anywhere in the region, even at its end. */
-	struct flush what = all_of(&b);
+	struct flush what = flush_of_whole_region(&b);
 
 	what.address += LENGTH;
 	what.length = 0;
@@ -97,7 +98,7 @@ static void after_writes(void)
 
 /* Check that each of these requests completes with the expected error and raises the corresponding
  * event at the peer. */
-static void refused_by_the_peer(void)
+static void flush_without_valid_key_or_right_fails_at_the_peer(void)
 {
 	enum {
 		NO_KEY,
@@ -115,12 +116,12 @@ static void refused_by_the_peer(void)
 		struct side a, b;
 		bool invalid = way == QP_WITHOUT || way == QP_WITHOUT_PERSISTENT;
 
-		open_flushed(&a, &b,
-			     (struct options){.rights = way == QP_WITHOUT ? ALL_RIGHTS
-							: way == QP_WITHOUT_PERSISTENT
-								? RIGHTS
-								: EVERYTHING});
-		struct flush what = all_of(&b);
+		open_flush_pair(&a, &b,
+				(struct options){.rights = way == QP_WITHOUT ? ALL_RIGHTS
+							   : way == QP_WITHOUT_PERSISTENT
+								   ? RIGHTS
+								   : EVERYTHING});
+		struct flush what = flush_of_whole_region(&b);
 
 		if (way == NO_KEY || way == NO_KEY_AT_ALL_LEVELS)
 			what.rkey ^= 1;
@@ -142,40 +143,40 @@ static void refused_by_the_peer(void)
 }
 
 /* Test FLUSH requests that cannot be posted, and regions that cannot be registered. */
-static void refused_here(void)
+static void invalid_flush_cannot_be_posted(void)
 {
 	struct side a, b;
 	const struct {
 		uint8_t types, level;
 	} wrong[] = {{0, 0}, {4, 0}, {IBV_FLUSH_GLOBAL, 2}, {0xff, 0}};
 
-	open_flushed(&a, &b, (struct options){0});
+	open_flush_pair(&a, &b, (struct options){0});
 	const struct ibv_device_attr_ex device = device_of(a.context);
 
 	CHECK(device.device_cap_flags_ex & UINT64_C(1) << 38);
 	CHECK(!(device.device_cap_flags_ex & UINT64_C(1) << 39)); /* persistence */
 	CHECK(device.odp_caps.per_transport_caps.rc_odp_caps & IBV_ODP_SUPPORT_FLUSH);
 	FOR_EACH (i, wrong) {
-		struct flush what = all_of(&b);
+		struct flush what = flush_of_whole_region(&b);
 
 		what.types = wrong[i].types;
 		what.level = wrong[i].level;
 		CHECK_EQUAL(flush(&a, what), EINVAL);
 	}
 	/* wr_flush() has no effect outside wr_start() and wr_complete(). */
-	newer(&a)->wr_flush(&newer(&a)->before, 1, 1, 1, 0, 0);
+	newer_qp_of(&a)->wr_flush(&newer_qp_of(&a)->before, 1, 1, 1, 0, 0);
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_FLUSH}), EOPNOTSUPP);
 	/* A FLUSH cannot have data. */
-	struct ibv_qp_ex *qp = &newer(&a)->before;
+	struct ibv_qp_ex *qp = &newer_qp_of(&a)->before;
 
 	qp->wr_start(qp);
-	newer(&a)->wr_flush(qp, 1, 1, 1, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
+	newer_qp_of(&a)->wr_flush(qp, 1, 1, 1, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
 	qp->wr_set_sge(qp, a.mr->lkey, (uintptr_t)a.memory, 8);
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
 	/* The device cannot make any memory persistent. */
 	REFUSED(verbs->ibv_reg_mr(a.pd, a.memory, LENGTH, EVERYTHING), EOPNOTSUPP);
 	/* The length of a range is limited to 1 GiB, like that of a message. */
-	struct flush what = all_of(&b);
+	struct flush what = flush_of_whole_region(&b);
 
 	what.length = (size_t)3 << 30;
 	CHECK_OK(flush(&a, what));
@@ -197,7 +198,7 @@ static void refused_here(void)
 
 /* ---- frames of a peer that means harm ------------------------------------------------------------ */
 
-static void frames(void)
+static void malformed_flush_frames_are_refused(void)
 {
 	static const struct {
 		uint8_t syndrome;
@@ -221,20 +222,20 @@ static void frames(void)
 		OPEN(&side, .rights = EVERYTHING);
 		int fd = adopt(&side);
 
-		say_frame(fd,
-			  (struct soft_frame){.opcode = SOFT_FLUSH,
-					      .syndrome = cases[i].syndrome,
-					      .psn = PEER_PSN,
-					      .length = cases[i].length,
-					      .flags = cases[i].flags,
-					      .dma_length = 8},
-			  NULL);
-		until_state(&side, IBV_QPS_ERR);
+		send_stream_frame(fd,
+				  (struct soft_frame){.opcode = SOFT_FLUSH,
+						      .syndrome = cases[i].syndrome,
+						      .psn = PEER_PSN,
+						      .length = cases[i].length,
+						      .flags = cases[i].flags,
+						      .dma_length = 8},
+				  NULL);
+		wait_for_state(&side, IBV_QPS_ERR);
 		expect_event(&side, cases[i].nak == SOFT_NAK_INVALID_REQUEST ? IBV_EVENT_QP_REQ_ERR
 				    : cases[i].nak ? IBV_EVENT_QP_ACCESS_ERR
 						   : IBV_EVENT_QP_FATAL);
 		if (cases[i].nak) {
-			struct soft_frame frame = hear_frame(fd, NULL, 0);
+			struct soft_frame frame = receive_stream_frame(fd, NULL, 0);
 
 			CHECK_EQUAL(frame.opcode, SOFT_NAK);
 			CHECK_EQUAL(frame.syndrome, cases[i].nak);
@@ -247,9 +248,9 @@ static void frames(void)
 int main(void)
 {
 	limit_seconds(120);
-	STEP(after_writes());
-	STEP(refused_by_the_peer());
-	STEP(refused_here());
-	STEP(frames());
+	STEP(flush_completes_after_earlier_writes());
+	STEP(flush_without_valid_key_or_right_fails_at_the_peer());
+	STEP(invalid_flush_cannot_be_posted());
+	STEP(malformed_flush_frames_are_refused());
 	return 0;
 }

@@ -30,18 +30,18 @@ static void close_scene(struct scene *scene)
 }
 
 /* Send a request for the scene's memory from the peer. */
-static void say(struct scene *scene, uint8_t opcode, uint32_t rkey, uint32_t total)
+static void send_peer_request(struct scene *scene, uint8_t opcode, uint32_t rkey, uint32_t total)
 {
 	const bool read = opcode == SOFT_READ;
 
-	say_frame(scene->fd,
-		  (struct soft_frame){.opcode = opcode,
-				      .psn = scene->psn,
-				      .address = (uintptr_t)scene->side.memory,
-				      .rkey = rkey,
-				      .dma_length = total,
-				      .length = read ? 0 : total},
-		  NULL);
+	send_stream_frame(scene->fd,
+			  (struct soft_frame){.opcode = opcode,
+					      .psn = scene->psn,
+					      .address = (uintptr_t)scene->side.memory,
+					      .rkey = rkey,
+					      .dma_length = total,
+					      .length = read ? 0 : total},
+			  NULL);
 	scene->psn =
 		soft_psn_add(scene->psn, soft_psns(soft_qp_of(scene->side.qp), read ? total : 0));
 }
@@ -77,7 +77,7 @@ static void keys_are_random(struct side *side)
 /* ---- frames for another wire ------------------------------------------------------------------- */
 
 /* Drive the device until it has read everything sent to it, or has closed the connection. */
-static void await_reading(const struct scene *scene)
+static void wait_until_all_is_read(const struct scene *scene)
 {
 	int unread = 1;
 
@@ -91,7 +91,7 @@ static void await_reading(const struct scene *scene)
  * it arrives on a socket. This kind of frame is allowed only through shared memory, from a process
  * on this host, and may be longer than a socket record. The device must not treat the bytes that
  * follow as payload, whether they arrive with the header or later. */
-static void payload_elsewhere(void)
+static void payload_descriptor_on_a_socket_ends_the_connection(void)
 {
 	static const uint32_t lengths[] = {8192, SOFT_FRAME_MAX + 1};
 	static uint8_t bytes[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_CMA_FRAME_MAX];
@@ -133,7 +133,7 @@ static void payload_elsewhere(void)
 				if (n < 0 && errno != EAGAIN)
 					break;
 				at += n > 0 ? (size_t)n : 0;
-				await_reading(&scene);
+				wait_until_all_is_read(&scene);
 			}
 			expect_wc(side, 1, IBV_WC_WR_FLUSH_ERR);
 			expect_event(side, IBV_EVENT_QP_FATAL);
@@ -148,7 +148,7 @@ static void payload_elsewhere(void)
 
 /* Check that large READs whose responses the peer never reads do not block another queue pair.
  * Their responses are not buffered, and their number is limited to the negotiated depth. */
-static void unread_answers(void)
+static void unread_read_responses_do_not_block_other_qps(void)
 {
 	enum { BIG = 8 << 20, DEPTH = 4 };
 	struct scene scene;
@@ -156,16 +156,16 @@ static void unread_answers(void)
 
 	open_scene(&scene, (struct options){.memory = BIG, .depth = DEPTH});
 	for (int i = 0; i < DEPTH; i++)
-		say(&scene, SOFT_READ, scene.side.mr->rkey, BIG);
+		send_peer_request(&scene, SOFT_READ, scene.side.mr->rkey, BIG);
 	for (int i = 0; i < 100; i++)
 		soft_progress();
 	expect_state(&scene.side, IBV_QPS_RTS);
 	OPEN_PAIR(&a, &b);
-	one_message(&a, &b);
+	send_one_message(&a, &b);
 	close_pair(&a, &b);
 
 	/* One READ more than the negotiated depth is an error (IBTA 9.7.4.3.1). */
-	say(&scene, SOFT_READ, scene.side.mr->rkey, 8);
+	send_peer_request(&scene, SOFT_READ, scene.side.mr->rkey, 8);
 	expect_event(&scene.side, IBV_EVENT_QP_REQ_ERR);
 	close_scene(&scene);
 }
@@ -173,7 +173,7 @@ static void unread_answers(void)
 /* Check that the device limits how many bytes it copies for READs (read_order.c). Short READs wait
  * for the response of a long one while WRITEs overwrite their bytes, so the device copies these
  * bytes first. It must not send the copies after the region has been deregistered. */
-static void kept_answers(void)
+static void copies_for_delayed_reads_are_limited(void)
 {
 	enum { BIG = 8 << 20, SHORT = 32 * 1024, DEPTH = 4 };
 	static uint8_t payload[SOFT_FRAME_MAX];
@@ -186,9 +186,10 @@ static void kept_answers(void)
 
 	CHECK(other);
 	for (uint32_t i = 0; i < DEPTH; i++)
-		say(&scene, SOFT_READ, i ? other->rkey : scene.side.mr->rkey, i ? SHORT : BIG);
+		send_peer_request(&scene, SOFT_READ, i ? other->rkey : scene.side.mr->rkey,
+				  i ? SHORT : BIG);
 	for (int i = 0; i < DEPTH; i++)
-		say(&scene, SOFT_WRITE, scene.side.mr->rkey, 8);
+		send_peer_request(&scene, SOFT_WRITE, scene.side.mr->rkey, 8);
 	for (bool written = false; !written;) {
 		soft_progress();
 		soft_lock();
@@ -199,11 +200,11 @@ static void kept_answers(void)
 	}
 	dereg(other);
 	for (;;) {
-		frame = hear_header(scene.fd);
+		frame = receive_frame_header(scene.fd);
 		if (frame.opcode != SOFT_READ_DATA)
 			break;
 		CHECK(frame.psn < PEER_PSN + BIG / 4096);
-		CHECK(hear_bytes(scene.fd, payload, frame.length));
+		CHECK(receive_record_bytes(scene.fd, payload, frame.length));
 	}
 	CHECK_EQUAL(frame.opcode, SOFT_NAK);
 	CHECK_EQUAL(frame.syndrome, SOFT_NAK_REMOTE_ACCESS);
@@ -211,15 +212,15 @@ static void kept_answers(void)
 }
 
 /* Check that messages without a posted receive are not stored. Each one only causes an RNR NAK. */
-static void unreceived_messages(void)
+static void message_without_receive_causes_rnr_nak(void)
 {
 	struct scene scene;
 
 	open_scene(&scene, (struct options){.memory = 4096});
 	for (int i = 0; i < 1000; i++) {
 		scene.psn = PEER_PSN;
-		say(&scene, SOFT_SEND, 0, 8);
-		CHECK_EQUAL(hear_header(scene.fd).opcode, SOFT_RNR_NAK);
+		send_peer_request(&scene, SOFT_SEND, 0, 8);
+		CHECK_EQUAL(receive_frame_header(scene.fd).opcode, SOFT_RNR_NAK);
 	}
 	expect_state(&scene.side, IBV_QPS_RTS);
 	close_scene(&scene);
@@ -229,9 +230,9 @@ int main(void)
 {
 	limit_seconds(100);
 	SIDE(keys_are_random);
-	STEP(payload_elsewhere());
-	STEP(unread_answers());
-	STEP(kept_answers());
-	STEP(unreceived_messages());
+	STEP(payload_descriptor_on_a_socket_ends_the_connection());
+	STEP(unread_read_responses_do_not_block_other_qps());
+	STEP(copies_for_delayed_reads_are_limited());
+	STEP(message_without_receive_causes_rnr_nak());
 	return 0;
 }

@@ -7,7 +7,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-static struct ibv_context *import(const struct ibv_context *of)
+static struct ibv_context *import_device(const struct ibv_context *of)
 {
 	int fd = dup(of->cmd_fd);
 
@@ -27,9 +27,9 @@ static enum ibv_wc_status write_to(struct side *side, const struct ibv_mr *mr, c
 
 /* Check that a queue pair in the imported domain gives its peer access to memory that was
  * registered in the original domain. */
-static void domains_and_regions(struct side *a, struct side *b)
+static void imported_domain_and_region_act_like_the_originals(struct side *a, struct side *b)
 {
-	struct ibv_context *context = import(b->context), *stranger = open_device();
+	struct ibv_context *context = import_device(b->context), *stranger = open_device();
 	struct ibv_pd *pd = verbs->ibv_import_pd(context, b->pd->handle), *own = b->pd;
 
 	CHECK(pd && pd != b->pd && pd->context == context);
@@ -104,10 +104,10 @@ static void domains_and_regions(struct side *a, struct side *b)
 	CHECK_OK(verbs->ibv_close_device(stranger));
 }
 
-static void device_memory(void)
+static void imported_device_memory_shares_its_contents(void)
 {
 	struct ibv_context *context = open_device(), *stranger = open_device();
-	struct ibv_context *imported = import(context);
+	struct ibv_context *imported = import_device(context);
 	struct ibv_dm *dm =
 		extended(context)->alloc_dm(context, &(struct ibv_alloc_dm_attr){.length = 64});
 	uint64_t word = 5, seen = 0;
@@ -132,7 +132,7 @@ static void device_memory(void)
 
 /* Check that ibv_import_device rejects a descriptor that does not belong to an open context of this
  * process, and leaves the descriptor open. */
-static void other_files(void)
+static void import_device_rejects_unrelated_descriptors(void)
 {
 	struct ibv_context *context = open_device();
 	int files[2] = {memfd_create("embedded0", 0), open("/dev/null", O_RDONLY)};
@@ -157,11 +157,11 @@ int main(void)
 	/* A sanitizer starts a thread of its own when the program creates its first thread. Open a
 	 * device before counting, so that the count includes the sanitizer's thread. */
 	CHECK_OK(verbs->ibv_close_device(open_device()));
-	int before = resources();
+	int before = count_resources();
 
-	PAIR(domains_and_regions);
-	STEP(device_memory());
-	STEP(other_files());
+	PAIR(imported_domain_and_region_act_like_the_originals);
+	STEP(imported_device_memory_shares_its_contents());
+	STEP(import_device_rejects_unrelated_descriptors());
 	expect_resources(before);
 	return 0;
 }

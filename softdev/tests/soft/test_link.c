@@ -12,7 +12,7 @@
 
 /* Check that a peer with the wrong PSN is rejected even if the mismatch cannot be detected before
  * RTS. Only the transition to RTS sets a queue pair's own send PSN. */
-static void wrong_psn_found_late(void)
+static void peer_with_wrong_psn_is_rejected_after_rts(void)
 {
 	struct side a, b;
 
@@ -34,7 +34,7 @@ static void wrong_psn_found_late(void)
 
 /* Check that queue pairs with different path MTUs do not connect, and that the message on stderr
  * names both MTUs. */
-static void other_mtu(void)
+static void queue_pairs_with_different_mtus_do_not_connect(void)
 {
 	struct side a, b;
 	char text[1024], expected[64];
@@ -60,7 +60,7 @@ static void other_mtu(void)
 /* Check that a queue pair in RTR accepts the empty acknowledgement that its peer sends to choose a
  * stream. The acknowledgement may have any PSN, because the queue pair does not know its own send
  * PSN yet. */
-static void chosen_before_rts(void)
+static void queue_pair_in_rtr_accepts_acknowledgement_of_any_psn(void)
 {
 	for (uint32_t psn = 5; psn < 1u << 24; psn += 1u << 23) {
 		struct side side;
@@ -71,8 +71,9 @@ static void chosen_before_rts(void)
 		post_recvs(&side, 1, 1, 8);
 		int fd = adopt_stream(&side, 0);
 
-		say_frame(fd, (struct soft_frame){.opcode = SOFT_ACK, .psn = psn}, NULL);
-		say_frame(fd, (struct soft_frame){.opcode = SOFT_SEND, .psn = PEER_PSN}, NULL);
+		send_stream_frame(fd, (struct soft_frame){.opcode = SOFT_ACK, .psn = psn}, NULL);
+		send_stream_frame(fd, (struct soft_frame){.opcode = SOFT_SEND, .psn = PEER_PSN},
+				  NULL);
 		expect_done(&side, 1);
 		close_side(&side);
 		close_records(fd);
@@ -94,7 +95,7 @@ static int connect_to(uint16_t port)
 	return fd;
 }
 
-static void expect_hung_up(int fd)
+static void expect_closed(int fd)
 {
 	char byte;
 	ssize_t n = recv(fd, &byte, 1, 0);
@@ -104,7 +105,7 @@ static void expect_hung_up(int fd)
 }
 
 /* Connect to the port and exchange stream handshakes. Returns the socket. */
-static int greet(uint16_t port)
+static int open_stream(uint16_t port)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 	struct soft_hello hello;
@@ -112,13 +113,13 @@ static int greet(uint16_t port)
 
 	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO_STREAM});
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
-	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
+	CHECK(receive_exactly(fd, bytes, sizeof(bytes)));
 	CHECK(soft_hello_decode(bytes, &hello));
 	CHECK_EQUAL(hello.kind, SOFT_HELLO_STREAM);
 	return fd;
 }
 
-static void introduce(int fd, const struct soft_hello *hello, uint32_t number)
+static void send_hello(int fd, const struct soft_hello *hello, uint32_t number)
 {
 	uint8_t bytes[RECORD_HEADER + SOFT_HANDSHAKE_SIZE];
 
@@ -127,7 +128,7 @@ static void introduce(int fd, const struct soft_hello *hello, uint32_t number)
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
 }
 
-static void hostile_peers(void)
+static void malformed_streams_and_hellos_do_not_disturb_others(void)
 {
 	static const struct {
 		uint32_t word, length; /* header word and length of a record */
@@ -152,30 +153,30 @@ static void hostile_peers(void)
 
 	fill(bytes, sizeof(bytes), 3);
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
-	expect_hung_up(fd);
+	expect_closed(fd);
 	fd = connect_to(address.port);
 	static const char get[] =
 		"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n\r\n\r\n";
 
 	CHECK(send(fd, get, sizeof(get) - 1, 0) > 0);
-	expect_hung_up(fd);
+	expect_closed(fd);
 	/* The device responds to a peer of another version with its own version, so that the peer
 	 * can report the mismatch. */
 	fd = connect_to(address.port);
 	soft_hello_encode(bytes, &(struct soft_hello){.kind = SOFT_HELLO_STREAM});
 	bytes[8]++;
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
-	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
+	CHECK(receive_exactly(fd, bytes, sizeof(bytes)));
 	CHECK_EQUAL(soft_hello_version(bytes), SOFT_WIRE_VERSION);
-	expect_hung_up(fd);
+	expect_closed(fd);
 	FOR_EACH (i, nonsense) {
 		uint8_t record[RECORD_HEADER + 64] = {0};
 
-		fd = greet(address.port);
+		fd = open_stream(address.port);
 		soft_put32(record, nonsense[i].word);
 		soft_put32(record + 4, 1);
 		CHECK(send(fd, record, RECORD_HEADER + nonsense[i].length, 0) > 0);
-		expect_hung_up(fd);
+		expect_closed(fd);
 	}
 	/* Send HELLOs with one fault each. */
 	for (int wrong = 0; wrong < 4; wrong++) {
@@ -196,10 +197,10 @@ static void hostile_peers(void)
 		if (wrong == 2)
 			hello.receive_psn ^= 1;
 		/* If `wrong` is 3, the HELLO is correct, but its queue pair already has a peer. */
-		fd = greet(address.port);
-		introduce(fd, &hello, 5);
+		fd = open_stream(address.port);
+		send_hello(fd, &hello, 5);
 		if (wrong == 0) {
-			CHECK(hear_exactly(fd, bytes, RECORD_HEADER));
+			CHECK(receive_exactly(fd, bytes, RECORD_HEADER));
 			CHECK_EQUAL(bytes[3], SOFT_RECORD_END);
 			close(fd);
 		} else {
@@ -209,7 +210,7 @@ static void hostile_peers(void)
 	/* The device does not respond to the other HELLOs, because a response would reveal whether
 	 * the queue pair exists. By the time a later stream completes its handshake, the device has
 	 * handled all of them. */
-	close(greet(address.port));
+	close(open_stream(address.port));
 	for (int wrong = 1; wrong < 4; wrong++)
 		CHECK(recv(guesses[wrong], bytes, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
 	/* Many streams that send nothing or part of a handshake must not lock out other peers. */
@@ -220,40 +221,40 @@ static void hostile_peers(void)
 		fds[i] = connect_to(address.port);
 		CHECK_EQUAL(send(fds[i], bytes, (size_t)(i % 40), MSG_NOSIGNAL), i % 40);
 	}
-	expect_hung_up(fds[0]); /* evicted as the oldest */
+	expect_closed(fds[0]); /* evicted as the oldest */
 	/* The streams with a wrong HELLO have no channel either, so the device evicted them. */
 	for (int wrong = 1; wrong < 4; wrong++)
-		expect_hung_up(guesses[wrong]);
+		expect_closed(guesses[wrong]);
 	struct side c, d;
 
 	OPEN_PAIR(&c, &d);
-	one_message(&c, &d);
+	send_one_message(&c, &d);
 	close_pair(&c, &d);
 	for (int i = 1; i < 300; i++)
 		close(fds[i]);
 
 	/* The first pair still works. */
-	one_message(&a, &b);
+	send_one_message(&a, &b);
 	close_pair(&a, &b);
 }
 
 /* Check that a UD queue pair refuses streams. Its peer fields are zero, but zeros in a HELLO must
  * not match them. */
-static void stream_to_datagrams(void)
+static void ud_queue_pair_refuses_streams(void)
 {
 	for (uint8_t opcode = SOFT_SEND; opcode <= SOFT_ATOMIC_DATA; opcode++) {
 		uint8_t bytes[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_ATOMIC_ARGUMENTS] = {0};
 		struct side side;
 
 		UD_OPEN(&side);
-		int fd = greet(port_of_number(side.qp->qp_num));
+		int fd = open_stream(port_of_number(side.qp->qp_num));
 
-		introduce(fd,
-			  &(struct soft_hello){.kind = SOFT_HELLO,
-					       .to = side.qp->qp_num,
-					       .receive_psn = side.psn,
-					       .flags = SOFT_HELLO_SENDS},
-			  1);
+		send_hello(fd,
+			   &(struct soft_hello){.kind = SOFT_HELLO,
+						.to = side.qp->qp_num,
+						.receive_psn = side.psn,
+						.flags = SOFT_HELLO_SENDS},
+			   1);
 		record_header(bytes, SOFT_RECORD_DATA, sizeof(bytes) - RECORD_HEADER, 1, 0);
 		soft_frame_encode(bytes + RECORD_HEADER,
 				  &(struct soft_frame){.opcode = opcode,
@@ -262,7 +263,7 @@ static void stream_to_datagrams(void)
 		CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
 		/* By the time a later stream completes its handshake, the device has read
 		 * everything that was sent above. */
-		close(greet(port_of_number(side.qp->qp_num)));
+		close(open_stream(port_of_number(side.qp->qp_num)));
 		CHECK_EQUAL(verbs->device->wire(side.qp), AIORDMA_WIRE_NONE);
 		CHECK(recv(fd, bytes, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
 		soft_lock(); /* the CM cannot attach a stream either */
@@ -274,7 +275,7 @@ static void stream_to_datagrams(void)
 
 static uint64_t stands_at; /* atomic: time of the stopped clock in ns, or 0 to use the real clock */
 
-static int clock_that_stands(clockid_t clock, struct timespec *now)
+static int stoppable_clock(clockid_t clock, struct timespec *now)
 {
 	uint64_t ns = __atomic_load_n(&stands_at, __ATOMIC_SEQ_CST);
 
@@ -288,7 +289,8 @@ static int clock_that_stands(clockid_t clock, struct timespec *now)
  * has used up its guesses. If the device checked this HELLO, it would hold it until the queue pair
  * is ready. A new stream is allowed only one guess, because a peer can open any number of streams.
  * A stream with full credit, such as one from the CM, is allowed a thousand more. */
-static void guesses(bool of_cm, uint32_t wrong, bool unseen)
+static void hello_is_refused_unchecked_after_too_many_guesses(bool of_cm, uint32_t wrong,
+							      bool unseen)
 {
 	uint8_t record[RECORD_HEADER];
 	struct side side, other;
@@ -301,16 +303,16 @@ static void guesses(bool of_cm, uint32_t wrong, bool unseen)
 	struct soft_hello hello = {.kind = SOFT_HELLO, .from = 1, .to = side.qp->qp_num ^ 0x1fff};
 	OPEN(&other);
 	__atomic_store_n(&stands_at, now_ns(CLOCK_MONOTONIC), __ATOMIC_SEQ_CST);
-	int fd = of_cm ? adopt(&other) : greet(address.port);
+	int fd = of_cm ? adopt(&other) : open_stream(address.port);
 
 	for (uint32_t i = 1; i <= wrong; i++)
-		introduce(fd, &hello, i);
+		send_hello(fd, &hello, i);
 	hello.to = side.qp->qp_num;
-	introduce(fd, &hello, 5000);
+	send_hello(fd, &hello, 5000);
 	hello.kind = SOFT_HELLO_ACK; /* always refused, so its END is the last one */
-	introduce(fd, &hello, 5001);
+	send_hello(fd, &hello, 5001);
 	do {
-		CHECK(hear_exactly(fd, record, sizeof(record)));
+		CHECK(receive_exactly(fd, record, sizeof(record)));
 		CHECK_EQUAL(record[3], SOFT_RECORD_END);
 		number = soft_take32(record + 4);
 		refused |= number == 5000;
@@ -325,7 +327,7 @@ static void guesses(bool of_cm, uint32_t wrong, bool unseen)
 /* Bring up a side that connects to a listening socket of the test. The queue pair with the smaller
  * number connects first, so the test takes a higher number than any device has. Returns the socket,
  * and stores the test's number in `*highest`. */
-static int open_to_door(struct side *side, uint32_t *highest)
+static int open_side_towards_listener(struct side *side, uint32_t *highest)
 {
 	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
@@ -338,27 +340,27 @@ static int open_to_door(struct side *side, uint32_t *highest)
 }
 
 /* Check that a queue pair withdraws its HELLO if it enters ERR before the peer responds. */
-static void leaves_unanswered(void)
+static void queue_pair_in_error_withdraws_its_hello(void)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE], record[RECORD_HEADER];
 	struct soft_hello hello;
 	struct side side;
 	uint32_t highest;
-	int door = open_to_door(&side, &highest);
+	int door = open_side_towards_listener(&side, &highest);
 	int fd = accept(door, NULL, NULL);
 
 	CHECK(fd >= 0);
-	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
+	CHECK(receive_exactly(fd, bytes, sizeof(bytes)));
 	CHECK(soft_hello_decode(bytes, &hello));
 	CHECK_EQUAL(hello.kind, SOFT_HELLO_STREAM);
 	/* The device sends nothing more before the response. */
 	CHECK(recv(fd, record, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
-	CHECK(hear_exactly(fd, record, sizeof(record)));
+	CHECK(receive_exactly(fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_OPEN);
 	uint32_t number = soft_take32(record + 8);
 
-	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
+	CHECK(receive_exactly(fd, bytes, sizeof(bytes)));
 	CHECK(soft_hello_decode(bytes, &hello));
 	CHECK_EQUAL(hello.to, highest);
 	/* The device refuses every HELLO on a stream that it opened, including a correct one. */
@@ -372,27 +374,27 @@ static void leaves_unanswered(void)
 		.mtu = IBV_MTU_4096,
 	};
 
-	introduce(fd, &right, 9);
+	send_hello(fd, &right, 9);
 	right.kind = SOFT_HELLO_ACK;
-	introduce(fd, &right, 10);
+	send_hello(fd, &right, 10);
 	for (uint32_t refused = 9; refused <= 10; refused++) {
-		CHECK(hear_exactly(fd, record, sizeof(record)));
+		CHECK(receive_exactly(fd, record, sizeof(record)));
 		CHECK_EQUAL(record[3], SOFT_RECORD_END);
 		CHECK_EQUAL(soft_take32(record + 4), refused);
 	}
 	CHECK_OK(to_state(&side, IBV_QPS_ERR));
-	CHECK(hear_exactly(fd, record, sizeof(record)));
+	CHECK(receive_exactly(fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_END);
 	CHECK_EQUAL(soft_take32(record + 4), 0);
 	CHECK_EQUAL(soft_take32(record + 8), number);
-	expect_hung_up(fd); /* a stream without a channel is closed */
+	expect_closed(fd); /* a stream without a channel is closed */
 	close(door);
 	close_side(&side);
 }
 
 /* Check that a request fails if the peer withdraws its HELLO while the response is in flight. The
  * data sent after the response has reached the peer's kernel, but not its queue pair. */
-static void leaves_accepted(struct side *side)
+static void request_fails_if_the_peer_withdraws_its_hello(struct side *side)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE], record[RECORD_HEADER];
 	struct soft_frame frame;
@@ -408,21 +410,21 @@ static void leaves_accepted(struct side *side)
 	};
 
 	bring_up(side, &(struct address){.qpn = 77, .psn = 5});
-	int fd = greet(address.port);
+	int fd = open_stream(address.port);
 
-	introduce(fd, &hello, 6);
-	CHECK(hear_exactly(fd, record, sizeof(record)));
+	send_hello(fd, &hello, 6);
+	CHECK(receive_exactly(fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_ACCEPT);
-	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
+	CHECK(receive_exactly(fd, bytes, sizeof(bytes)));
 	POST(side, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	CHECK(hear_exactly(fd, record, sizeof(record)));
+	CHECK(receive_exactly(fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_DATA);
-	CHECK(hear_exactly(fd, bytes, SOFT_FRAME_HEADER + 8));
+	CHECK(receive_exactly(fd, bytes, SOFT_FRAME_HEADER + 8));
 	CHECK(soft_frame_decode(bytes, &frame));
 	CHECK_EQUAL(frame.syndrome, IBV_MTU_4096); /* checked by a peer without a handshake */
 	record_header(record, SOFT_RECORD_END, 0, 0, 6);
 	CHECK_EQUAL(send(fd, record, sizeof(record), 0), sizeof(record));
-	expect_hung_up(fd); /* its only channel has ended */
+	expect_closed(fd); /* its only channel has ended */
 	expect_wc(side, 1, IBV_WC_RETRY_EXC_ERR);
 }
 
@@ -432,7 +434,7 @@ static void leaves_accepted(struct side *side)
  * stopped before serving a READ. */
 enum way { IN_TRANSFER, WITH_CHILD, STOPPED, WAYS };
 
-static void killed(enum way way)
+static void peer_death_flushes_requests_and_raises_fatal_event(enum way way)
 {
 	enum { BIG = 64 << 20 };
 	struct process process;
@@ -462,7 +464,7 @@ static void killed(enum way way)
 				_exit(0);
 			}
 		}
-		tell(&process, "", 1);
+		process_send(&process, "", 1);
 		if (way == IN_TRANSFER)
 			post(&side, (struct request){.opcode = IBV_WR_RDMA_WRITE,
 						     .wr_id = 2,
@@ -473,7 +475,7 @@ static void killed(enum way way)
 	}
 	char byte;
 
-	hear(&process, &byte, 1);
+	process_receive(&process, &byte, 1);
 	if (way == STOPPED) {
 		CHECK_OK(kill(process.child, SIGSTOP));
 		CHECK_EQUAL(waitpid(process.child, NULL, WUNTRACED), process.child);
@@ -494,7 +496,7 @@ static void killed(enum way way)
 
 /* Check that a frame moves the queue pair to ERR and has no other effect. If `refused` is true, the
  * device must respond with a NAK. Otherwise, it must respond with END. */
-static void ends_by(const struct soft_frame *said, bool refused)
+static void expect_frame_fails_qp(const struct soft_frame *said, bool refused)
 {
 	struct soft_frame frame = *said;
 	struct side side;
@@ -507,13 +509,13 @@ static void ends_by(const struct soft_frame *said, bool refused)
 		frame.psn = frame.opcode < SOFT_ACK ? PEER_PSN : side.psn;
 	frame.address = (uintptr_t)side.memory;
 	frame.rkey = side.mr->rkey;
-	receive_at(&side, 1, 0, 64);
-	say_frame(fd, frame, NULL);
+	post_receive_at(&side, 1, 0, 64);
+	send_stream_frame(fd, frame, NULL);
 	expect_event(&side, refused ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_FATAL);
 	expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
 	expect_state(&side, IBV_QPS_ERR);
 	if (refused)
-		CHECK_EQUAL(hear_header(fd).opcode, SOFT_NAK);
+		CHECK_EQUAL(receive_frame_header(fd).opcode, SOFT_NAK);
 	else
 		expect_record_end(fd);
 	close_records(fd);
@@ -523,7 +525,7 @@ static void ends_by(const struct soft_frame *said, bool refused)
 /* Check that the device sends END after a malformed frame, and a NAK after a request that is
  * invalid only in its context. The responses among the malformed frames have the PSN of the first
  * request, which was never posted. */
-static void impossible_frames(void)
+static void malformed_frame_moves_the_queue_pair_to_error(void)
 {
 	static const struct soft_frame ends[] = {
 		{.opcode = 0},
@@ -578,13 +580,13 @@ static void impossible_frames(void)
 	};
 
 	FOR_EACH (i, ends)
-		ends_by(&ends[i], false);
+		expect_frame_fails_qp(&ends[i], false);
 	FOR_EACH (i, refused)
-		ends_by(&refused[i], true);
+		expect_frame_fails_qp(&refused[i], true);
 }
 
 /* Check that a response with one fault fails its request with IBV_WC_BAD_RESP_ERR. */
-static void impossible_answers(void)
+static void malformed_response_completes_with_bad_resp_err(void)
 {
 	const struct {
 		enum ibv_wr_opcode opcode;
@@ -614,7 +616,7 @@ static void impossible_answers(void)
 
 		POST(&side, cases[i].opcode, .wr_id = 1, .length = 8);
 		frame.psn = side.psn;
-		say_frame(fd, frame, NULL);
+		send_stream_frame(fd, frame, NULL);
 		expect_wc(&side, 1, IBV_WC_BAD_RESP_ERR);
 		expect_state(&side, IBV_QPS_ERR);
 		close(fd);
@@ -627,23 +629,23 @@ int main(void)
 	static struct soft_platform platform; /* static because the device's threads outlive main */
 
 	platform = *soft_device.platform;
-	platform.clock = clock_that_stands;
+	platform.clock = stoppable_clock;
 	soft_device.platform = &platform;
 	limit_seconds(100);
 	for (enum way way = 0; way < WAYS; way++)
-		STEP(killed(way));
-	STEP(wrong_psn_found_late());
-	STEP(other_mtu());
-	STEP(chosen_before_rts());
-	STEP(leaves_unanswered());
-	SIDE(leaves_accepted, .timeout = 8, .retry_cnt = 1);
-	STEP(hostile_peers());
-	STEP(stream_to_datagrams());
-	STEP(guesses(false, 0, false));
-	STEP(guesses(false, 1, true));
-	STEP(guesses(true, 1000, false));
-	STEP(guesses(true, 1001, true));
-	STEP(impossible_frames());
-	STEP(impossible_answers());
+		STEP(peer_death_flushes_requests_and_raises_fatal_event(way));
+	STEP(peer_with_wrong_psn_is_rejected_after_rts());
+	STEP(queue_pairs_with_different_mtus_do_not_connect());
+	STEP(queue_pair_in_rtr_accepts_acknowledgement_of_any_psn());
+	STEP(queue_pair_in_error_withdraws_its_hello());
+	SIDE(request_fails_if_the_peer_withdraws_its_hello, .timeout = 8, .retry_cnt = 1);
+	STEP(malformed_streams_and_hellos_do_not_disturb_others());
+	STEP(ud_queue_pair_refuses_streams());
+	STEP(hello_is_refused_unchecked_after_too_many_guesses(false, 0, false));
+	STEP(hello_is_refused_unchecked_after_too_many_guesses(false, 1, true));
+	STEP(hello_is_refused_unchecked_after_too_many_guesses(true, 1000, false));
+	STEP(hello_is_refused_unchecked_after_too_many_guesses(true, 1001, true));
+	STEP(malformed_frame_moves_the_queue_pair_to_error());
+	STEP(malformed_response_completes_with_bad_resp_err());
 	return 0;
 }

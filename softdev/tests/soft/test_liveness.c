@@ -30,7 +30,7 @@ static bool set_loopback(bool up)
 	return done;
 }
 
-static bool own_network(void)
+static bool enter_own_network(void)
 {
 	return (!unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET)) &&
 	       set_loopback(true);
@@ -58,7 +58,7 @@ static int connect_streams(int *other)
 
 /* Open a side with a stream to another address. Returns the device's end of the stream, and stores
  * the test's end in `*other`. */
-static int open_elsewhere(struct side *a, int *other, struct options options)
+static int open_side_with_remote_stream(struct side *a, int *other, struct options options)
 {
 	open_side(a, options);
 	bring_up(a, &(struct address){.qpn = 1});
@@ -70,9 +70,9 @@ static int open_elsewhere(struct side *a, int *other, struct options options)
 	return fd;
 }
 
-static int open_to_elsewhere(struct side *a, int *other, uint8_t timeout)
+static int open_probed_side_with_remote_stream(struct side *a, int *other, uint8_t timeout)
 {
-	return open_elsewhere(
+	return open_side_with_remote_stream(
 		a, other,
 		(struct options){
 			.memory = BIG, .timeout = timeout, .retry_cnt = 8, .ends_with_peer = true});
@@ -100,13 +100,13 @@ static int option(int fd, int level, int name)
 /* Check that the device keeps a path whose peer has stopped reading, as long as the peer's machine
  * responds. The peer's process may just be stopped. The intervals between the kernel's probes grow
  * until they exceed the time limit. */
-static void stopped(void)
+static void path_is_kept_while_the_peer_is_stopped(void)
 {
 	uint64_t last = 0;
 	struct side a;
 	int other;
 
-	open_to_elsewhere(&a, &other, 1);
+	open_probed_side_with_remote_stream(&a, &other, 1);
 	write_bytes(&a, BIG); /* more than the socket buffers hold */
 	for (int looks = 0; looks < 14;) {
 		struct pollfd failure = {.fd = a.context->async_fd, .events = POLLIN};
@@ -124,12 +124,12 @@ static void stopped(void)
 /* Check that a connection fails if the other machine does not respond to data within the time
  * limit. Time during which the engine did not run does not count, because a stopped process must
  * not mistake its own silence for its peer's. */
-static void lose_path(bool stops)
+static void connection_fails_when_the_path_is_lost(bool stops)
 {
 	struct side a;
 	int other;
 
-	open_to_elsewhere(&a, &other, 1);
+	open_probed_side_with_remote_stream(&a, &other, 1);
 	CHECK(set_loopback(false));
 	uint64_t start = soft_now();
 
@@ -159,7 +159,7 @@ static void lose_path(bool stops)
  * if that is longer (IBTA 9.7.6.1.3). A queue pair timeout of 0 means that there is no limit. If
  * the owner has called end_with_peer, the kernel also probes the path while no data is in flight,
  * and these probes use the configured timeout only. */
-static void long_timeout(void)
+static void path_limit_is_the_longer_of_both_timeouts(void)
 {
 	static const struct {
 		uint8_t timeout; /* 255 stands for 0 */
@@ -174,7 +174,7 @@ static void long_timeout(void)
 		struct side a;
 		int other;
 
-		int fd = open_to_elsewhere(&a, &other, cases[i].timeout);
+		int fd = open_probed_side_with_remote_stream(&a, &other, cases[i].timeout);
 
 		CHECK(path_of(&a).liveness_limit == cases[i].ns);
 		CHECK_EQUAL(option(fd, SOL_SOCKET, SO_KEEPALIVE), cases[i].ns != 0);
@@ -190,12 +190,12 @@ static void long_timeout(void)
 
 /* Check that a request posted while the kernel's probes are unanswered does not restart the time
  * limit. */
-static void lost_while_idle(void)
+static void request_does_not_restart_the_path_time_limit(void)
 {
 	const int first = 1, others = 30;
 	struct tcp_info info = {0};
 	struct side a;
-	int other, fd = open_to_elsewhere(&a, &other, 1);
+	int other, fd = open_probed_side_with_remote_stream(&a, &other, 1);
 
 	CHECK_OK(setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &others, sizeof(others)));
 	CHECK_OK(setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &first, sizeof(first)));
@@ -217,14 +217,14 @@ static void lost_while_idle(void)
 }
 
 /* Check that the CM uses the new stream if the HELLO on an existing stream gets no response. */
-static void unanswered(void)
+static void cm_uses_the_new_stream_if_hello_is_unanswered(void)
 {
 	struct sockaddr_in peer;
 	socklen_t length = sizeof(peer);
 	struct side a, b;
 	int other, another;
 
-	open_to_elsewhere(&a, &other, 1);
+	open_probed_side_with_remote_stream(&a, &other, 1);
 	OPEN(&b, .timeout = 1);
 	bring_up(&b, &(struct address){.qpn = 1});
 	int fd = connect_streams(&another);
@@ -251,10 +251,10 @@ static void unanswered(void)
 
 /* Check that an idle path is not probed unless the queue pair's owner has called end_with_peer.
  * Without this call, the owner is not notified when the peer is lost, just as with a card. */
-static void idle_without_probes(void)
+static void idle_path_is_not_probed_without_end_with_peer(void)
 {
 	struct side a;
-	int other, fd = open_elsewhere(&a, &other, (struct options){0});
+	int other, fd = open_side_with_remote_stream(&a, &other, (struct options){0});
 
 	CHECK_EQUAL(option(fd, SOL_SOCKET, SO_KEEPALIVE), 0);
 	close(other);
@@ -262,7 +262,7 @@ static void idle_without_probes(void)
 }
 
 /* Check that an invalid timeout is rejected with an explanation. */
-static void no_time(void)
+static void invalid_path_timeout_is_rejected(void)
 {
 	static const char *const wrong[] = {"soon", "0",  "3601", "5s",
 					    "-1",   " 5", "+5",   "-18446744073709551611"};
@@ -278,18 +278,18 @@ static void no_time(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(no_time());
+	STEP(invalid_path_timeout_is_rejected());
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_PATH_TIMEOUT", "1", 1));
-	bool cut = own_network();
+	bool cut = enter_own_network();
 
-	STEP(long_timeout());
-	STEP(idle_without_probes());
-	STEP(stopped());
+	STEP(path_limit_is_the_longer_of_both_timeouts());
+	STEP(idle_path_is_not_probed_without_end_with_peer());
+	STEP(path_is_kept_while_the_peer_is_stopped());
 	if (cut) {
-		STEP(lose_path(false));
-		STEP(lose_path(true));
-		STEP(lost_while_idle());
-		STEP(unanswered());
+		STEP(connection_fails_when_the_path_is_lost(false));
+		STEP(connection_fails_when_the_path_is_lost(true));
+		STEP(request_does_not_restart_the_path_time_limit());
+		STEP(cm_uses_the_new_stream_if_hello_is_unanswered());
 	} else {
 		fprintf(stderr, "a lost path has not been tested: this user may not have a network "
 				"of its own (root may)\n");

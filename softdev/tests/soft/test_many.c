@@ -14,7 +14,7 @@ static struct ibv_qp *qps[QPS];
 static uint32_t numbers[QPS], peers[QPS];
 static int left; /* outstanding completions; negative if some of the next batch arrived early */
 
-static size_t resident(void)
+static size_t resident_bytes(void)
 {
 	FILE *file = fopen("/proc/self/statm", "r");
 	size_t all, pages;
@@ -46,11 +46,11 @@ static void connect_all(void)
 	for (size_t i = 0; i < QPS; i++) {
 		side.qp = qps[i];
 		bring_up(&side, &(struct address){.qpn = peers[i], .psn = 100});
-		receive_at(&side, i, (QPS + i) * 8, 8);
+		post_receive_at(&side, i, (QPS + i) * 8, 8);
 	}
 }
 
-static void complete(int count)
+static void wait_for_completions(int count)
 {
 	struct ibv_wc wc[64];
 
@@ -76,9 +76,9 @@ static void send_all(void)
 		words(0)[i] = i;
 		POST(&side, IBV_WR_SEND, .length = 8, .wr_id = i, .offset = i * 8);
 		if (i % 100 == 99)
-			complete(100);
+			wait_for_completions(100);
 	}
-	complete(QPS);
+	wait_for_completions(QPS);
 	for (int i = 0; i < QPS; i++)
 		CHECK_EQUAL(words(1)[i], i);
 }
@@ -98,29 +98,29 @@ static void check_idle(void)
 	printf("idle: %.1f ms of CPU in %.1f s\n", (double)cpu / 1e6, (double)time / 1e9);
 }
 
-static void between_processes(void)
+static void ten_thousand_queue_pairs_connect_and_communicate(void)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct side first;
 
 	limit_seconds(100);
 	OPEN(&first); /* allocates what any process needs */
-	size_t before = resident();
-	int files = entries_of("/proc/self/fd");
+	size_t before = resident_bytes();
+	int files = count_entries("/proc/self/fd");
 
 	open_all();
 	if (process.child)
-		tell(&process, numbers, sizeof(numbers));
-	hear(&process, peers, sizeof(peers));
+		process_send(&process, numbers, sizeof(numbers));
+	process_receive(&process, peers, sizeof(peers));
 	if (!process.child)
-		tell(&process, numbers, sizeof(numbers));
+		process_send(&process, numbers, sizeof(numbers));
 	connect_all();
 	process_barrier(&process);
 	send_all();
 	process_barrier(&process);
-	CHECK(entries_of("/proc/self/fd") <= files + FILES);
+	CHECK(count_entries("/proc/self/fd") <= files + FILES);
 	if (process.child) {
-		size_t bytes = (resident() - before) / QPS;
+		size_t bytes = (resident_bytes() - before) / QPS;
 
 		printf("%d queue pairs, %.1f KiB each\n", QPS, (double)bytes / 1024);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -133,12 +133,12 @@ static void between_processes(void)
 		CHECK_OK(verbs->ibv_destroy_qp(qps[i]));
 	side.qp = NULL;
 	close_pair(&side, &first);
-	join(&process);
+	process_join(&process);
 }
 
 int main(void)
 {
 	limit_seconds(100);
-	STEP(between_processes());
+	STEP(ten_thousand_queue_pairs_connect_and_communicate());
 	return 0;
 }

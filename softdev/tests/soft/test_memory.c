@@ -7,7 +7,7 @@
 
 enum { PAGE = 4096, PEER_RIGHTS = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
 
-static uint8_t *pages(size_t count)
+static uint8_t *map_pages(size_t count)
 {
 	uint8_t *memory = mmap(NULL, count * PAGE, PROT_READ | PROT_WRITE,
 			       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -16,7 +16,7 @@ static uint8_t *pages(size_t count)
 	return memory;
 }
 
-static bool resident(uint8_t *page)
+static bool is_resident(uint8_t *page)
 {
 	unsigned char is = 0;
 
@@ -39,8 +39,8 @@ static enum ibv_wc_status write_to(struct side *a, const struct ibv_mr *mr, uint
 }
 
 /* Check that a write is refused, and reconnect the pair, because the error ends the connection. */
-static void cannot_write(struct side *a, struct side *b, const struct ibv_mr *mr, uint64_t address,
-			 uint32_t length)
+static void expect_write_refused(struct side *a, struct side *b, const struct ibv_mr *mr,
+				 uint64_t address, uint32_t length)
 {
 	CHECK_EQUAL(write_to(a, mr, address, length), IBV_WC_REM_ACCESS_ERR);
 	connect_again(a, b);
@@ -48,7 +48,7 @@ static void cannot_write(struct side *a, struct side *b, const struct ibv_mr *mr
 
 /* ---- on demand ----------------------------------------------------------------------------- */
 
-static void on_demand(struct side *a, struct side *b)
+static void on_demand_region_checks_pages_on_access(struct side *a, struct side *b)
 {
 	const int rights = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS;
 	const struct ibv_device_attr_ex attr = device_of(a->context);
@@ -56,7 +56,7 @@ static void on_demand(struct side *a, struct side *b)
 	CHECK_EQUAL(attr.odp_caps.general_caps, IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
 	CHECK_EQUAL(attr.odp_caps.per_transport_caps.rc_odp_caps, 0x7f);
 
-	uint8_t *memory = pages(4);
+	uint8_t *memory = map_pages(4);
 
 	/* Registration does not check the pages. A hole causes an error only when it is
 	 * accessed. */
@@ -65,13 +65,13 @@ static void on_demand(struct side *a, struct side *b)
 	struct ibv_mr *mr = verbs->ibv_reg_mr(b->pd, memory, 4 * PAGE, rights);
 
 	CHECK(mr);
-	CHECK(!resident(memory) && !resident(memory + 3 * PAGE));
+	CHECK(!is_resident(memory) && !is_resident(memory + 3 * PAGE));
 	fill(a->memory, 3 * PAGE, 5);
 	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory, 100), IBV_WC_SUCCESS);
-	CHECK(resident(memory) && filled(memory, 100, 5));
-	CHECK(!resident(memory + 3 * PAGE));
-	cannot_write(a, b, mr, (uintptr_t)memory + PAGE - 8, 16);
-	cannot_write(a, b, mr, (uintptr_t)memory + 2 * PAGE, 8);
+	CHECK(is_resident(memory) && is_filled(memory, 100, 5));
+	CHECK(!is_resident(memory + 3 * PAGE));
+	expect_write_refused(a, b, mr, (uintptr_t)memory + PAGE - 8, 16);
+	expect_write_refused(a, b, mr, (uintptr_t)memory + 2 * PAGE, 8);
 	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory + 2 * PAGE, 8),
 		    IBV_WC_SUCCESS);
 	/* A long READ fails when it reaches the hole. */
@@ -83,7 +83,7 @@ static void on_demand(struct side *a, struct side *b)
 		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory + PAGE);
 	fill(a->memory, 16, 5); /* overwritten by the READs */
 	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_SUCCESS);
-	CHECK(filled(memory + PAGE - 8, 16, 5));
+	CHECK(is_filled(memory + PAGE - 8, 16, 5));
 	/* A window on the region respects the page protection. */
 	struct ibv_mw *mw = b->context->ops.alloc_mw(b->pd, IBV_MW_TYPE_2);
 
@@ -108,7 +108,7 @@ static void on_demand(struct side *a, struct side *b)
 	struct request local = {.opcode = IBV_WR_SEND, .wr_id = 2, .length = 64, .lkey = mr->lkey};
 
 	local.offset = (size_t)(memory + PAGE - b->memory);
-	carry_out(b, IBV_WC_LOC_PROT_ERR, local);
+	run_request(b, IBV_WC_LOC_PROT_ERR, local);
 	connect_again(a, b);
 	dereg(mr);
 
@@ -117,8 +117,8 @@ static void on_demand(struct side *a, struct side *b)
 	CHECK(mr = verbs->ibv_reg_mr(b->pd, NULL, SIZE_MAX, rights));
 	CHECK(!mr->addr && mr->length == SIZE_MAX);
 	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory + 100, 8), IBV_WC_SUCCESS);
-	cannot_write(a, b, mr, (uintptr_t)memory + PAGE, 8);
-	cannot_write(a, b, mr, 8, 8);
+	expect_write_refused(a, b, mr, (uintptr_t)memory + PAGE, 8);
+	expect_write_refused(a, b, mr, 8, 8);
 	CHECK_EQUAL(write_to(a, mr, UINT64_MAX - 4, 8), IBV_WC_REM_ACCESS_ERR);
 	dereg(mr);
 
@@ -134,20 +134,20 @@ static void on_demand(struct side *a, struct side *b)
 
 /* Check that soft_reg_own_mr leaves each page unpopulated until its first access, and that
  * ibv_reg_mr populates all pages. */
-static void own(struct side *a, struct side *b)
+static void own_region_populates_pages_on_first_access(struct side *a, struct side *b)
 {
 	const int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-	uint8_t *memory = pages(4);
+	uint8_t *memory = map_pages(4);
 	struct ibv_mr *mr = soft_reg_own_mr(b->pd, memory, 4 * PAGE, rights);
 
 	CHECK(mr);
 	for (int i = 0; i < 4; i++)
-		CHECK(!resident(memory + i * PAGE));
+		CHECK(!is_resident(memory + i * PAGE));
 	fill(a->memory, PAGE, 5);
 	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory + PAGE - 8, 16), IBV_WC_SUCCESS);
-	CHECK(filled(memory + PAGE - 8, 16, 5));
-	CHECK(resident(memory) && resident(memory + PAGE));
-	CHECK(!resident(memory + 2 * PAGE) && !resident(memory + 3 * PAGE));
+	CHECK(is_filled(memory + PAGE - 8, 16, 5));
+	CHECK(is_resident(memory) && is_resident(memory + PAGE));
+	CHECK(!is_resident(memory + 2 * PAGE) && !is_resident(memory + 3 * PAGE));
 	/* Rights and bounds are still checked. */
 	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, (uintptr_t)memory, 8),
 		    IBV_WC_REM_ACCESS_ERR);
@@ -157,14 +157,14 @@ static void own(struct side *a, struct side *b)
 	REFUSED(soft_reg_own_mr(b->pd, memory, 0, rights), EINVAL);
 	REFUSED(soft_reg_own_mr(b->pd, memory, PAGE, IBV_ACCESS_REMOTE_WRITE), EINVAL);
 	CHECK(mr = verbs->ibv_reg_mr(b->pd, memory, 4 * PAGE, rights));
-	CHECK(resident(memory + 2 * PAGE) && resident(memory + 3 * PAGE));
+	CHECK(is_resident(memory + 2 * PAGE) && is_resident(memory + 3 * PAGE));
 	dereg(mr);
 	munmap(memory, 4 * PAGE);
 }
 
 /* Check that a local region of the whole address space includes memory mapped later, and cannot
  * grant rights to peers. */
-static void all(struct side *a, struct side *b)
+static void address_space_region_is_local_and_includes_later_maps(struct side *a, struct side *b)
 {
 	REFUSED(soft_reg_own_mr(a->pd, NULL, SIZE_MAX,
 				IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE),
@@ -173,7 +173,7 @@ static void all(struct side *a, struct side *b)
 	REFUSED(soft_reg_own_mr(a->pd, a->memory, SIZE_MAX, 0), EINVAL);
 	struct ibv_mr *mr = soft_reg_own_mr(a->pd, NULL, SIZE_MAX, 0);
 	struct ibv_mr *writable = soft_reg_own_mr(a->pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE);
-	uint8_t *memory = pages(2);
+	uint8_t *memory = map_pages(2);
 
 	CHECK(mr && !mr->addr && mr->length == SIZE_MAX);
 	fill(memory, 2 * PAGE, 9);
@@ -187,17 +187,17 @@ static void all(struct side *a, struct side *b)
 		.rkey = b->mr->rkey,
 	};
 
-	carry_out(a, IBV_WC_SUCCESS, request);
-	CHECK(filled(b->memory, PAGE, 9));
+	run_request(a, IBV_WC_SUCCESS, request);
+	CHECK(is_filled(b->memory, PAGE, 9));
 	request.opcode = IBV_WR_RDMA_READ;
 	request.lkey = writable->lkey;
 	fill(b->memory, PAGE, 7);
-	carry_out(a, IBV_WC_SUCCESS, request);
-	CHECK(filled(memory, PAGE, 7));
+	run_request(a, IBV_WC_SUCCESS, request);
+	CHECK(is_filled(memory, PAGE, 7));
 	request.lkey = mr->lkey;
 	fill(b->memory, PAGE, 5);
-	carry_out(a, IBV_WC_LOC_PROT_ERR, request);
-	CHECK(filled(memory, PAGE, 7));
+	run_request(a, IBV_WC_LOC_PROT_ERR, request);
+	CHECK(is_filled(memory, PAGE, 7));
 	dereg(writable);
 	dereg(mr);
 	munmap(memory, 2 * PAGE);
@@ -211,7 +211,7 @@ static int advise(struct side *side, enum ib_uverbs_advise_mr_advice advice, uin
 	return extended(side->context)->advise_mr(side->pd, advice, flags, &sge, 1);
 }
 
-static void advising(void)
+static void advise_mr_prefetches_and_validates_arguments(void)
 {
 	const enum ib_uverbs_advise_mr_advice prefetch = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
 					      for_write = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
@@ -219,7 +219,7 @@ static void advising(void)
 						      IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
 	const uint32_t flush = IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
 	struct side a, other;
-	uint8_t *memory = pages(4);
+	uint8_t *memory = map_pages(4);
 
 	OPEN(&a);
 	OPEN(&other);
@@ -229,11 +229,11 @@ static void advising(void)
 
 	CHECK(mr && readable);
 	CHECK_OK(advise(&a, no_fault, flush, mr->lkey, memory, PAGE));
-	CHECK(!resident(memory));
+	CHECK(!is_resident(memory));
 	CHECK_OK(advise(&a, for_write, flush, mr->lkey, memory, PAGE));
-	CHECK(resident(memory) && !resident(memory + PAGE));
+	CHECK(is_resident(memory) && !is_resident(memory + PAGE));
 	CHECK_OK(advise(&a, for_write, 0, mr->lkey, memory + PAGE, 2 * PAGE));
-	CHECK(resident(memory + PAGE) && resident(memory + 2 * PAGE));
+	CHECK(is_resident(memory + PAGE) && is_resident(memory + 2 * PAGE));
 	CHECK_OK(advise(&a, prefetch, flush, readable->lkey, memory, 4 * PAGE));
 
 	CHECK_EQUAL(advise(&a, (enum ib_uverbs_advise_mr_advice)7, 0, mr->lkey, memory, 1),
@@ -258,7 +258,7 @@ static void advising(void)
 
 /* ---- nothing ------------------------------------------------------------------------------- */
 
-static void null_region(struct side *a, struct side *b)
+static void null_region_reads_as_zeros_and_discards_writes(struct side *a, struct side *b)
 {
 	struct ibv_mr *mr = extended(a->context)->alloc_null_mr(a->pd);
 
@@ -280,7 +280,7 @@ static void null_region(struct side *a, struct side *b)
 
 	CHECK_OK(post_wr(a, &wr));
 	expect_done(a, 1);
-	CHECK(filled(b->memory, 50, 4));
+	CHECK(is_filled(b->memory, 50, 4));
 	for (int i = 0; i < 700000; i++)
 		CHECK(b->memory[50 + i] == 0);
 	CHECK(!memcmp(b->memory + 700050, a->memory + 50, 50));
@@ -290,7 +290,7 @@ static void null_region(struct side *a, struct side *b)
 	wr.opcode = IBV_WR_RDMA_READ;
 	CHECK_OK(post_wr(a, &wr));
 	expect_done(a, 1);
-	CHECK(filled(a->memory, 50, 7) && !memcmp(a->memory + 50, b->memory + 700050, 50));
+	CHECK(is_filled(a->memory, 50, 7) && !memcmp(a->memory + 50, b->memory + 700050, 50));
 	/* Discarded data cannot be read back. */
 	wr.opcode = IBV_WR_RDMA_WRITE;
 	CHECK_OK(post_wr(a, &wr));
@@ -307,7 +307,7 @@ static void null_region(struct side *a, struct side *b)
 
 /* ---- of a file ----------------------------------------------------------------------------- */
 
-static void dmabuf(struct side *a, struct side *b)
+static void dmabuf_region_accesses_the_file_within_its_bounds(struct side *a, struct side *b)
 {
 	const int rights = IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS | IBV_ACCESS_RELAXED_ORDERING;
 	uint8_t seen[200];
@@ -346,11 +346,11 @@ static void dmabuf(struct side *a, struct side *b)
 	fill(a->memory, 200, 3);
 	CHECK_EQUAL(write_to(a, mr, 0x10064 + 10, 200), IBV_WC_SUCCESS);
 	CHECK_EQUAL(pread(other, seen, 200, PAGE + 110), 200);
-	CHECK(filled(seen, 200, 3));
+	CHECK(is_filled(seen, 200, 3));
 	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
 		    IBV_REREG_MR_ERR_INPUT);
-	cannot_write(a, b, mr, 0x10063, 1);
-	cannot_write(a, b, mr, 0x10064 + PAGE, 1);
+	expect_write_refused(a, b, mr, 0x10063, 1);
+	expect_write_refused(a, b, mr, 0x10064 + PAGE, 1);
 	/* Access to a file that was truncated after registration fails, but does not kill the
 	 * process. */
 	CHECK_OK(ftruncate(other, PAGE));
@@ -378,7 +378,7 @@ static struct ibv_dm *allocate_dm(struct side *side, struct ibv_alloc_dm_attr at
 	return extended(side->context)->alloc_dm(side->context, &attr);
 }
 
-static void device_memory(struct side *a, struct side *b)
+static void device_memory_is_copied_and_accessed_by_offset(struct side *a, struct side *b)
 {
 	const unsigned rights = IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE | PEER_RIGHTS |
 				IBV_ACCESS_REMOTE_ATOMIC;
@@ -410,7 +410,7 @@ static void device_memory(struct side *a, struct side *b)
 	fill(a->memory, 300, 2);
 	CHECK_OK(dm->memcpy_to_dm(dm, 1000, a->memory, 300));
 	CHECK_OK(dm->memcpy_from_dm(seen, dm, 1000, 300));
-	CHECK(filled(seen, 300, 2));
+	CHECK(is_filled(seen, 300, 2));
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 4000, a->memory, 100), EFAULT);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, UINT64_MAX - 3, 4), EFAULT);
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, NULL, 4), EFAULT);
@@ -434,17 +434,17 @@ static void device_memory(struct side *a, struct side *b)
 	struct ibv_mr *nothing = ex->reg_dm_mr(b->pd, dm, 4096, 0, rights);
 
 	CHECK(nothing && nothing->length == 0);
-	cannot_write(a, b, nothing, 0, 1);
+	expect_write_refused(a, b, nothing, 0, 1);
 	dereg(nothing);
 	CHECK_EQUAL(ex->free_dm(dm), EBUSY);
 	/* Addresses are offsets within the region. */
 	memset(a->memory, 0, 300);
 	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, 0, 300), IBV_WC_SUCCESS);
-	CHECK(filled(a->memory, 300, 2));
+	CHECK(is_filled(a->memory, 300, 2));
 	fill(a->memory, 300, 8);
 	CHECK_EQUAL(write_to(a, mr, 700, 300), IBV_WC_SUCCESS);
 	CHECK_OK(dm->memcpy_from_dm(seen, dm, 1700, 300));
-	CHECK(filled(seen, 300, 8));
+	CHECK(is_filled(seen, 300, 8));
 	before = 41;
 	CHECK_OK(dm->memcpy_to_dm(dm, 1008, &before, 8));
 	DO(a, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8, .remote = 8, .rkey = mr->rkey,
@@ -461,7 +461,7 @@ static void device_memory(struct side *a, struct side *b)
 
 	CHECK_OK(post_wr(b, &wr));
 	expect_done(b, 4);
-	CHECK(filled(a->memory + 4096, 300, 8));
+	CHECK(is_filled(a->memory + 4096, 300, 8));
 	CHECK_EQUAL(write_to(a, mr, 701, 300), IBV_WC_REM_ACCESS_ERR);
 	dereg(mr);
 	CHECK_OK(ex->free_dm(dm));
@@ -476,7 +476,7 @@ static int rereg(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	return verbs->ibv_rereg_mr(mr, flags, pd, addr, length, access);
 }
 
-static void reregistering(struct side *a, struct side *b)
+static void rereg_mr_changes_translation_domain_and_access(struct side *a, struct side *b)
 {
 	const int moved = IBV_REREG_MR_CHANGE_TRANSLATION, domain = IBV_REREG_MR_CHANGE_PD,
 		  access = IBV_REREG_MR_CHANGE_ACCESS;
@@ -515,24 +515,24 @@ static void reregistering(struct side *a, struct side *b)
 	CHECK(mr->addr == b->memory + 8 * PAGE && mr->length == 2 * PAGE && mr->rkey == key);
 	fill(a->memory, 2 * PAGE, 6);
 	CHECK_EQUAL(write_to(a, mr, second, 2 * PAGE), IBV_WC_SUCCESS);
-	CHECK(filled(b->memory + 8 * PAGE, 2 * PAGE, 6));
-	cannot_write(a, b, mr, first, 8);
+	CHECK(is_filled(b->memory + 8 * PAGE, 2 * PAGE, 6));
+	expect_write_refused(a, b, mr, first, 8);
 
 	CHECK_OK(rereg(mr, access, NULL, NULL, 0, IBV_ACCESS_REMOTE_READ));
 	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, second, 8), IBV_WC_SUCCESS);
-	cannot_write(a, b, mr, second, 8);
+	expect_write_refused(a, b, mr, second, 8);
 
 	CHECK_OK(rereg(mr, domain | access, other, NULL, 0, ALL_RIGHTS));
 	CHECK(mr->pd == other);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(other), EBUSY);
-	cannot_write(a, b, mr, second, 8);
+	expect_write_refused(a, b, mr, second, 8);
 	CHECK_OK(rereg(mr, domain | moved, b->pd, b->memory, PAGE, 0));
 	CHECK_OK(verbs->ibv_dealloc_pd(other));
 	CHECK_EQUAL(write_to(a, mr, first, 8), IBV_WC_SUCCESS);
 	dereg(mr);
 
 	/* If registering the new memory fails, the region becomes unusable. */
-	uint8_t *memory = pages(2);
+	uint8_t *memory = map_pages(2);
 
 	CHECK_OK(munmap(memory + PAGE, PAGE));
 	mr = verbs->ibv_reg_mr(b->pd, b->memory, PAGE, ALL_RIGHTS);
@@ -548,7 +548,7 @@ static void reregistering(struct side *a, struct side *b)
 	CHECK_OK(rereg(mr, moved | access, NULL, memory, 2 * PAGE,
 		       ALL_RIGHTS | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED));
 	CHECK_EQUAL(write_to(a, mr, 8, 8), IBV_WC_SUCCESS);
-	CHECK(filled(memory + 8, 8, 6));
+	CHECK(is_filled(memory + 8, 8, 6));
 	CHECK_EQUAL(write_to(a, mr, PAGE, 8), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(rereg(mr, access, NULL, NULL, 0, ALL_RIGHTS), IBV_REREG_MR_ERR_CMD);
 	CHECK_EQUAL(errno, EFAULT); /* because of the hole */
@@ -558,7 +558,7 @@ static void reregistering(struct side *a, struct side *b)
 
 /* ---- domains ------------------------------------------------------------------------------- */
 
-static void parent_domains(struct side *a, struct side *b)
+static void parent_domain_is_interchangeable_with_its_domain(struct side *a, struct side *b)
 {
 	struct verbs_context *ex = extended(b->context);
 	struct ibv_parent_domain_init_attr init = {.pd = b->pd};
@@ -651,7 +651,7 @@ static void release(struct ibv_pd *pd, void *context, void *memory, uint64_t res
 
 /* Check that queue pairs, SRQs and CQs in a parent domain allocate their queues with its
  * allocator. */
-static void allocators(struct side *a, struct side *b)
+static void parent_domain_allocator_provides_queues(struct side *a, struct side *b)
 {
 	struct verbs_context *ex = extended(b->context);
 	struct allocator allocator = {0};
@@ -715,15 +715,15 @@ static void allocators(struct side *a, struct side *b)
 int main(void)
 {
 	limit_seconds(60);
-	PAIR(on_demand);
-	PAIR(own);
-	PAIR(all);
-	STEP(advising());
-	PAIR(null_region, .memory = 1 << 20);
-	PAIR(dmabuf);
-	PAIR(device_memory);
-	PAIR(reregistering);
-	PAIR(parent_domains);
-	PAIR(allocators);
+	PAIR(on_demand_region_checks_pages_on_access);
+	PAIR(own_region_populates_pages_on_first_access);
+	PAIR(address_space_region_is_local_and_includes_later_maps);
+	STEP(advise_mr_prefetches_and_validates_arguments());
+	PAIR(null_region_reads_as_zeros_and_discards_writes, .memory = 1 << 20);
+	PAIR(dmabuf_region_accesses_the_file_within_its_bounds);
+	PAIR(device_memory_is_copied_and_accessed_by_offset);
+	PAIR(rereg_mr_changes_translation_domain_and_access);
+	PAIR(parent_domain_is_interchangeable_with_its_domain);
+	PAIR(parent_domain_allocator_provides_queues);
 	return 0;
 }

@@ -31,7 +31,7 @@ static struct ibv_ah *path_to_group(struct side *side, const union ibv_gid *grou
 	return ah;
 }
 
-static void send_to(struct side *side, const union ibv_gid *group, int index, uint64_t seed)
+static void send_to_group(struct side *side, const union ibv_gid *group, int index, uint64_t seed)
 {
 	struct ibv_ah *ah = path_to_group(side, group, index);
 
@@ -40,8 +40,8 @@ static void send_to(struct side *side, const union ibv_gid *group, int index, ui
 	CHECK_OK(verbs->ibv_destroy_ah(ah)); /* the message has been sent already */
 }
 
-static void expect(struct side *side, uint64_t seed, const struct address *from,
-		   const union ibv_gid *group)
+static void expect_group_message(struct side *side, uint64_t seed, const struct address *from,
+				 const union ibv_gid *group)
 {
 	struct ibv_wc wc = expect_done(side, 1);
 	const uint8_t *grh = side->memory + 4096;
@@ -49,7 +49,7 @@ static void expect(struct side *side, uint64_t seed, const struct address *from,
 
 	CHECK_EQUAL(wc.byte_len, GRH + 64);
 	CHECK_EQUAL(wc.src_qp, from->qpn);
-	CHECK(filled(side->memory + 4096 + GRH, 64, (unsigned)seed));
+	CHECK(is_filled(side->memory + 4096 + GRH, 64, (unsigned)seed));
 	if (ipv4 && from->gid.raw[10] == 0xff) {
 		CHECK(!memcmp(grh + 32, &from->gid.raw[12], 4));
 		CHECK(!memcmp(grh + 36, &group->raw[12], 4));
@@ -57,21 +57,21 @@ static void expect(struct side *side, uint64_t seed, const struct address *from,
 		CHECK(!memcmp(grh + 8, &from->gid, 16));
 		CHECK(!memcmp(grh + 24, group, 16));
 	}
-	receive_at(side, 1, 4096, 4096);
+	post_receive_at(side, 1, 4096, 4096);
 }
 
 static void open_member(struct side *side)
 {
 	UD_OPEN(side, .signal_none = true);
-	receive_at(side, 1, 4096, 4096);
+	post_receive_at(side, 1, 4096, 4096);
 }
 
 /* Check that each attached queue pair of both processes receives each message once, including the
  * sender's own messages. Messages are sent from every address of this host. */
-static void between_processes(const char *ip)
+static void group_message_reaches_each_attached_qp_once(const char *ip)
 {
 	const union ibv_gid group = group_of(ip);
-	struct process process = split();
+	struct process process = process_split();
 	struct side a, b, sender;
 	union ibv_gid gid;
 
@@ -85,8 +85,8 @@ static void between_processes(const char *ip)
 	struct address from[2] = {address_of_side(&a), address_of_side(&sender)};
 	struct address theirs[2];
 
-	tell(&process, from, sizeof(from));
-	hear(&process, theirs, sizeof(theirs));
+	process_send(&process, from, sizeof(from));
+	process_receive(&process, theirs, sizeof(theirs));
 	process_barrier(&process);
 	for (int index = 0; verbs->ibv_query_gid(a.context, 1, index, &gid) == 0; index++)
 		for (int turn = 0; turn < 4; turn++) {
@@ -95,9 +95,9 @@ static void between_processes(const char *ip)
 
 			source.gid = gid; /* both processes are on one host */
 			if (mine)
-				send_to(member ? &a : &sender, &group, index, (uint64_t)turn);
-			expect(&a, (uint64_t)turn, &source, &group);
-			expect(&b, (uint64_t)turn, &source, &group);
+				send_to_group(member ? &a : &sender, &group, index, (uint64_t)turn);
+			expect_group_message(&a, (uint64_t)turn, &source, &group);
+			expect_group_message(&b, (uint64_t)turn, &source, &group);
 			process_barrier(&process);
 		}
 	expect_no_wc(&a);
@@ -106,10 +106,10 @@ static void between_processes(const char *ip)
 	CHECK_OK(verbs->ibv_detach_mcast(b.qp, &group, 0));
 	close_pair(&a, &b);
 	close_side(&sender);
-	join(&process);
+	process_join(&process);
 }
 
-static void refused(void)
+static void attach_mcast_rejects_invalid_qps_and_groups(void)
 {
 	const union ibv_gid group = group_of("::ffff:239.77.1.1");
 	static const char *const unicast[] = {"::ffff:10.1.1.1", "fe80::1", "::224.1.1.1",
@@ -134,7 +134,7 @@ static void refused(void)
 	close_side(&rc);
 }
 
-static void limits(void)
+static void expect_group_limits(void)
 {
 	union ibv_gid group = group_of("ff15::");
 	struct ibv_device_attr device;
@@ -164,7 +164,7 @@ static void limits(void)
 }
 
 /* Check that invalid datagrams to a group are dropped. Any host on the network can send them. */
-static void hostile(void)
+static void invalid_group_datagrams_are_dropped(void)
 {
 	const union ibv_gid group = group_of("::ffff:239.77.1.3");
 	const union ibv_gid other = group_of("::ffff:239.77.1.4");
@@ -203,7 +203,7 @@ static void hostile(void)
 
 	CHECK_EQUAL(wc.src_qp, number);
 	CHECK_EQUAL(side.memory[4096 + GRH], 5);
-	receive_at(&side, 1, 4096, 4096);
+	post_receive_at(&side, 1, 4096, 4096);
 	expect_no_wc(&side);
 	CHECK_OK(verbs->ibv_detach_mcast(side.qp, &group, 0));
 	close_side(&side);
@@ -212,37 +212,38 @@ static void hostile(void)
 
 /* Check that groups inherited over fork do not count towards the child's limits, before or after it
  * detaches from them. The child can join as many groups as any other process. */
-static inline void limits_of_a_child(void)
+static inline void inherited_groups_do_not_count_towards_child_limits(void)
 {
 	const union ibv_gid group = group_of("::ffff:239.77.1.6");
 	struct side parent;
 
 	UD_OPEN(&parent);
 	CHECK_OK(verbs->ibv_attach_mcast(parent.qp, &group, 0));
-	struct process process = split();
+	struct process process = process_split();
 
 	limit_seconds(60);
 	if (!process.child) {
-		limits();
+		expect_group_limits();
 		CHECK_OK(verbs->ibv_detach_mcast(parent.qp, &group, 0));
-		limits();
+		expect_group_limits();
 	}
 	process_barrier(&process);
 	if (process.child)
 		CHECK_OK(verbs->ibv_detach_mcast(parent.qp, &group, 0));
 	close_side(&parent);
-	join(&process);
+	process_join(&process);
 }
 
 int main(void)
 {
 	limit_seconds(60);
-	STEP(between_processes("::ffff:239.77.1.2")); /* first, because it forks */
-	STEP(between_processes("ff12:401b:ffff::77"));
+	STEP(group_message_reaches_each_attached_qp_once(
+		"::ffff:239.77.1.2")); /* first, because it forks */
+	STEP(group_message_reaches_each_attached_qp_once("ff12:401b:ffff::77"));
 #ifndef __SANITIZE_THREAD__ /* ThreadSanitizer cannot follow the child */
-	STEP(limits_of_a_child());
+	STEP(inherited_groups_do_not_count_towards_child_limits());
 #endif
-	STEP(refused());
-	STEP(hostile());
+	STEP(attach_mcast_rejects_invalid_qps_and_groups());
+	STEP(invalid_group_datagrams_are_dropped());
 	return 0;
 }

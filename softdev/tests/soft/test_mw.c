@@ -53,8 +53,8 @@ static void close_scene(struct scene *scene)
 		close_scene(&scene);                                                               \
 	} while (0)
 
-static struct ibv_mw_bind_info part(struct ibv_mr *mr, size_t offset, uint64_t length,
-				    unsigned access)
+static struct ibv_mw_bind_info bind_info_of(struct ibv_mr *mr, size_t offset, uint64_t length,
+					    unsigned access)
 {
 	return (struct ibv_mw_bind_info){
 		.mr = mr,
@@ -91,7 +91,7 @@ static int bind_type_2(struct side *side, struct ibv_mw *mw, uint64_t wr_id, uin
 }
 
 /* Bind the window. Returns its new key. */
-static uint32_t bound(struct scene *scene, struct ibv_mw_bind_info info)
+static uint32_t bind_window(struct scene *scene, struct ibv_mw_bind_info info)
 {
 	uint32_t key = next_key(scene->mw->rkey);
 
@@ -124,16 +124,16 @@ static struct request write_to(struct scene *scene, size_t offset, uint32_t leng
 				.rkey = rkey};
 }
 
-static void allowed(struct scene *scene, struct request request)
+static void expect_allowed(struct scene *scene, struct request request)
 {
-	carry_out(&scene->a, IBV_WC_SUCCESS, request);
+	run_request(&scene->a, IBV_WC_SUCCESS, request);
 }
 
 /* ---- allocation ---------------------------------------------------------------------------- */
 
 /* Check the device's window capabilities. The windows themselves are tested in
  * tests/verbs/test_memory_window.py. */
-static void objects(struct side *side)
+static void device_reports_window_capabilities(struct side *side)
 {
 	const unsigned flags = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B |
 			       IBV_DEVICE_MEM_MGT_EXTENSIONS;
@@ -153,9 +153,9 @@ static void objects(struct side *side)
 }
 
 /* Check that local requests cannot use a window's key, which is for peers only. */
-static void not_an_lkey(struct scene *scene)
+static void window_key_cannot_be_used_as_an_lkey(struct scene *scene)
 {
-	uint32_t key = bound(scene, part(scene->mr, 0, 4096, REMOTE_RIGHTS));
+	uint32_t key = bind_window(scene, bind_info_of(scene->mr, 0, 4096, REMOTE_RIGHTS));
 
 	RUN(&scene->b, IBV_WC_LOC_PROT_ERR, IBV_WR_SEND, .wr_id = 5, .length = 8, .lkey = key);
 }
@@ -165,13 +165,13 @@ static void not_an_lkey(struct scene *scene)
 /* Check that a peer can invalidate only a bound type 2 window of the queue pair that it is
  * connected to. With any other key, the owner's receive and the peer's request fail
  * (IBTA 9.9.3). */
-static void invalidation_refused(void)
+static void peer_can_invalidate_only_its_bound_type_2_window(void)
 {
 	for (int way = 0; way < 6; way++) {
 		struct scene scene;
 
 		open_scene(&scene, way == 0 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2);
-		uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+		uint32_t key = bind_window(&scene, bind_info_of(scene.mr, 0, 64, REMOTE_RIGHTS));
 		struct ibv_qp *first = scene.b.qp;
 		struct side c;
 
@@ -192,7 +192,7 @@ static void invalidation_refused(void)
 		}
 		struct side *from = way == 5 ? &c : &scene.a;
 
-		receive_at(&scene.b, 60, 8192, 8);
+		post_receive_at(&scene.b, 60, 8192, 8);
 		RUN(from, IBV_WC_REM_ACCESS_ERR, IBV_WR_SEND_WITH_INV, .wr_id = 4, .length = 8,
 		    .imm = key);
 		CHECK_EQUAL(expect_wc(&scene.b, 60, IBV_WC_REM_INV_REQ_ERR).wc_flags, 0);
@@ -201,27 +201,28 @@ static void invalidation_refused(void)
 		if (way == 5) {
 			CHECK_OK(verbs->ibv_destroy_qp(scene.b.qp));
 			scene.b.qp = first;
-			allowed(&scene, write_to(&scene, 0, 8, key));
+			expect_allowed(&scene, write_to(&scene, 0, 8, key));
 		}
 		close_side(&c);
 		close_scene(&scene);
 	}
 }
 
-static void local_invalidation_refused(void)
+static void local_invalidate_fails_without_a_bound_window(void)
 {
 	for (int way = 0; way < 4; way++) {
 		struct scene scene;
 
 		open_scene(&scene, way == 0 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2);
-		uint32_t key = way == 3 ? scene.mw->rkey : /* not bound */
-				       bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+		uint32_t key =
+			way == 3 ? scene.mw->rkey : /* not bound */
+				bind_window(&scene, bind_info_of(scene.mr, 0, 64, REMOTE_RIGHTS));
 
 		if (way == 1)
 			key = scene.mr->lkey; /* valid until the region is deregistered */
 		if (way == 2)
 			key ^= 1;
-		receive_at(&scene.b, 60, 8192, 8);
+		post_receive_at(&scene.b, 60, 8192, 8);
 		CHECK_OK(invalidate(&scene.b, 71, key, 0));
 		expect_wc(&scene.b, 71, IBV_WC_MW_BIND_ERR);
 		expect_wc(&scene.b, 60, IBV_WC_WR_FLUSH_ERR);
@@ -232,7 +233,7 @@ static void local_invalidation_refused(void)
 
 /* Check that an invalidation stops a transfer in progress, and that nothing accesses the memory
  * after its completion. */
-static void invalidated_under_fire(void)
+static void invalidation_stops_a_transfer_in_progress(void)
 {
 	enum { BIG = 64 << 20 };
 
@@ -242,7 +243,7 @@ static void invalidated_under_fire(void)
 		struct scene scene;
 
 		open_scene_with(&scene, IBV_MW_TYPE_2, (struct options){.memory = BIG});
-		uint32_t key = bound(&scene, part(scene.mr, 0, BIG, REMOTE_RIGHTS));
+		uint32_t key = bind_window(&scene, bind_info_of(scene.mr, 0, BIG, REMOTE_RIGHTS));
 		struct request request = write_to(&scene, 0, BIG, key);
 		struct ibv_wc wc;
 
@@ -268,10 +269,10 @@ static void invalidated_under_fire(void)
 
 /* Post a type 2 bind, and check that it fails and that the posted receive is flushed. Closes the
  * scene. */
-static void bind_of_fails(struct scene *scene, struct ibv_mw *mw, uint32_t rkey,
-			  struct ibv_mw_bind_info info)
+static void expect_bind_of_fails(struct scene *scene, struct ibv_mw *mw, uint32_t rkey,
+				 struct ibv_mw_bind_info info)
 {
-	receive_at(&scene->b, 60, 8192, 8);
+	post_receive_at(&scene->b, 60, 8192, 8);
 	CHECK_OK(bind_type_2(&scene->b, mw, 72, rkey, info));
 	expect_wc(&scene->b, 72, IBV_WC_MW_BIND_ERR);
 	expect_wc(&scene->b, 60, IBV_WC_WR_FLUSH_ERR);
@@ -279,12 +280,12 @@ static void bind_of_fails(struct scene *scene, struct ibv_mw *mw, uint32_t rkey,
 	close_scene(scene);
 }
 
-static void bind_fails(struct scene *scene, uint32_t rkey, struct ibv_mw_bind_info info)
+static void expect_bind_fails(struct scene *scene, uint32_t rkey, struct ibv_mw_bind_info info)
 {
-	bind_of_fails(scene, scene->mw, rkey, info);
+	expect_bind_of_fails(scene, scene->mw, rkey, info);
 }
 
-static void out_of_the_region(void)
+static void bind_outside_the_region_fails(void)
 {
 	static const struct {
 		size_t offset;
@@ -295,12 +296,13 @@ static void out_of_the_region(void)
 		struct scene scene;
 
 		open_scene(&scene, IBV_MW_TYPE_1 + i % 2);
-		bind_fails(&scene, next_key(scene.mw->rkey),
-			   part(scene.mr, outside[i].offset, outside[i].length, REMOTE_RIGHTS));
+		expect_bind_fails(&scene, next_key(scene.mw->rkey),
+				  bind_info_of(scene.mr, outside[i].offset, outside[i].length,
+					       REMOTE_RIGHTS));
 	}
 }
 
-static void region_does_not_allow(void)
+static void bind_beyond_the_regions_rights_fails(void)
 {
 	static const struct {
 		unsigned region, window;
@@ -320,59 +322,63 @@ static void region_does_not_allow(void)
 		dereg(scene.mr);
 		CHECK(scene.mr = verbs->ibv_reg_mr(scene.b.pd, scene.b.memory, 4096,
 						   (int)cases[i].region));
-		struct ibv_mw_bind_info info = part(scene.mr, 0, 64, cases[i].window);
+		struct ibv_mw_bind_info info = bind_info_of(scene.mr, 0, 64, cases[i].window);
 
 		if (cases[i].fine) {
-			bound(&scene, info);
+			bind_window(&scene, info);
 			close_scene(&scene);
 			continue;
 		}
 		if (cases[i].region & IBV_ACCESS_ZERO_BASED)
 			info.addr = 0;
-		bind_fails(&scene, next_key(scene.mw->rkey), info);
+		expect_bind_fails(&scene, next_key(scene.mw->rkey), info);
 	}
 }
 
-static void wrong_objects(void)
+static void bind_with_wrong_region_window_or_key_fails(void)
 {
 	struct scene scene, other;
 
 	/* The region or the window belongs to another domain (C10-72). */
 	open_scene(&other, IBV_MW_TYPE_2);
 	open_scene(&scene, IBV_MW_TYPE_2);
-	bind_fails(&scene, next_key(scene.mw->rkey), part(other.mr, 0, 64, REMOTE_RIGHTS));
+	expect_bind_fails(&scene, next_key(scene.mw->rkey),
+			  bind_info_of(other.mr, 0, 64, REMOTE_RIGHTS));
 	open_scene(&scene, IBV_MW_TYPE_2);
-	bind_of_fails(&scene, other.mw, next_key(other.mw->rkey),
-		      part(scene.mr, 0, 64, REMOTE_RIGHTS));
+	expect_bind_of_fails(&scene, other.mw, next_key(other.mw->rkey),
+			     bind_info_of(scene.mr, 0, 64, REMOTE_RIGHTS));
 	close_scene(&other);
 	/* The bind names a window's key instead of a region's. */
 	open_scene(&scene, IBV_MW_TYPE_2);
 	struct ibv_mr imposter = *scene.mr;
 
 	imposter.lkey = scene.mw->rkey;
-	bind_fails(&scene, next_key(scene.mw->rkey), part(&imposter, 0, 64, REMOTE_RIGHTS));
+	expect_bind_fails(&scene, next_key(scene.mw->rkey),
+			  bind_info_of(&imposter, 0, 64, REMOTE_RIGHTS));
 	/* The key has the wrong upper bits, the length is 0 (o10-37.2.40), or the window is already
 	 * bound (o10-37.2.30). */
 	open_scene(&scene, IBV_MW_TYPE_2);
-	bind_fails(&scene, scene.mw->rkey ^ 0x100, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+	expect_bind_fails(&scene, scene.mw->rkey ^ 0x100,
+			  bind_info_of(scene.mr, 0, 64, REMOTE_RIGHTS));
 	open_scene(&scene, IBV_MW_TYPE_2);
-	bind_fails(&scene, next_key(scene.mw->rkey), part(scene.mr, 0, 0, REMOTE_RIGHTS));
+	expect_bind_fails(&scene, next_key(scene.mw->rkey),
+			  bind_info_of(scene.mr, 0, 0, REMOTE_RIGHTS));
 	open_scene(&scene, IBV_MW_TYPE_2);
-	uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
+	uint32_t key = bind_window(&scene, bind_info_of(scene.mr, 0, 64, REMOTE_RIGHTS));
 
-	bind_fails(&scene, next_key(key), part(scene.mr, 0, 64, REMOTE_RIGHTS));
+	expect_bind_fails(&scene, next_key(key), bind_info_of(scene.mr, 0, 64, REMOTE_RIGHTS));
 }
 
 /* Check that errors detectable at post time are reported immediately. */
-static void posting(struct scene *scene)
+static void invalid_bind_is_rejected_when_posted(struct scene *scene)
 {
-	struct ibv_mw_bind_info info = part(scene->mr, 0, 64, REMOTE_RIGHTS);
+	struct ibv_mw_bind_info info = bind_info_of(scene->mr, 0, 64, REMOTE_RIGHTS);
 
 	CHECK_EQUAL(bind_type_1(&scene->b, scene->mw, 1, info), EINVAL); /* ibv_bind_mw(3) */
 	CHECK_EQUAL(bind_type_2(&scene->b, NULL, 1, 1, info), EINVAL);
 	info.mw_access_flags |= IBV_ACCESS_MW_BIND; /* not valid for a window */
 	CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 1, 1, info), EINVAL);
-	info = part(scene->mr, 0, 64, REMOTE_RIGHTS);
+	info = bind_info_of(scene->mr, 0, 64, REMOTE_RIGHTS);
 	info.mr = NULL;
 	CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 1, 1, info), EINVAL);
 	expect_no_wc(&scene->b);
@@ -380,10 +386,10 @@ static void posting(struct scene *scene)
 
 /* Check that a bind fails if its window is deallocated before the bind executes. The bind waits in
  * SQD (IBTA 10.3.1.5). */
-static void gone_meanwhile(struct scene *scene)
+static void bind_of_a_deallocated_window_fails(struct scene *scene)
 {
 	CHECK_OK(to_state(&scene->b, IBV_QPS_SQD));
-	CHECK_OK(bind_type_1(&scene->b, scene->mw, 72, part(scene->mr, 0, 64, 0)));
+	CHECK_OK(bind_type_1(&scene->b, scene->mw, 72, bind_info_of(scene->mr, 0, 64, 0)));
 	CHECK_OK(dealloc(scene->mw));
 	scene->mw = NULL;
 	expect_no_wc(&scene->b);
@@ -395,7 +401,7 @@ static void gone_meanwhile(struct scene *scene)
 
 /* Check that a request waits for earlier READs only if it is fenced (IBTA 10.8.3.3). The test plays
  * the peer and decides when to respond. */
-static void fence(void)
+static void only_a_fenced_bind_waits_for_earlier_reads(void)
 {
 	for (int fenced = 0; fenced < 2; fenced++) {
 		struct side side;
@@ -405,17 +411,17 @@ static void fence(void)
 		struct ibv_mr *mr = verbs->ibv_reg_mr(side.pd, side.memory, 4096, MR_RIGHTS);
 		struct ibv_mw *mw = side.context->ops.alloc_mw(side.pd, IBV_MW_TYPE_1);
 		struct ibv_mw_bind bind = {.wr_id = 2,
-					   .bind_info = part(mr, 0, 64, REMOTE_RIGHTS),
+					   .bind_info = bind_info_of(mr, 0, 64, REMOTE_RIGHTS),
 					   .send_flags = fenced ? IBV_SEND_FENCE : 0};
 
 		POST(&side, IBV_WR_RDMA_READ, .wr_id = 1, .length = 8);
-		hear_frame(fd, NULL, 0);
+		receive_stream_frame(fd, NULL, 0);
 		CHECK_OK(side.context->ops.bind_mw(side.qp, mw, &bind));
 		expect_no_wc(&side);
 		/* A region with a bound window is busy, which shows whether the bind has
 		 * executed. */
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), fenced ? 0 : EBUSY);
-		say_frame(
+		send_stream_frame(
 			fd,
 			(struct soft_frame){.opcode = SOFT_READ_DATA, .length = 8, .psn = side.psn},
 			NULL);
@@ -433,16 +439,16 @@ static void fence(void)
 int main(void)
 {
 	limit_seconds(90);
-	SIDE(objects);
-	SCENE(not_an_lkey, IBV_MW_TYPE_1);
-	STEP(invalidation_refused());
-	STEP(local_invalidation_refused());
-	STEP(invalidated_under_fire());
-	STEP(out_of_the_region());
-	STEP(region_does_not_allow());
-	STEP(wrong_objects());
-	SCENE(posting, IBV_MW_TYPE_2);
-	SCENE(gone_meanwhile, IBV_MW_TYPE_1);
-	STEP(fence());
+	SIDE(device_reports_window_capabilities);
+	SCENE(window_key_cannot_be_used_as_an_lkey, IBV_MW_TYPE_1);
+	STEP(peer_can_invalidate_only_its_bound_type_2_window());
+	STEP(local_invalidate_fails_without_a_bound_window());
+	STEP(invalidation_stops_a_transfer_in_progress());
+	STEP(bind_outside_the_region_fails());
+	STEP(bind_beyond_the_regions_rights_fails());
+	STEP(bind_with_wrong_region_window_or_key_fails());
+	SCENE(invalid_bind_is_rejected_when_posted, IBV_MW_TYPE_2);
+	SCENE(bind_of_a_deallocated_window_fails, IBV_MW_TYPE_1);
+	STEP(only_a_fenced_bind_waits_for_earlier_reads());
 	return 0;
 }

@@ -19,7 +19,7 @@ static bool is_bound(int type, uint16_t port)
 	return rc;
 }
 
-static struct ibv_qp *next(struct side *side)
+static struct ibv_qp *create_next_qp(struct side *side)
 {
 	side->qp = create_qp(side);
 	CHECK(side->qp->qp_num > 1 && side->qp->qp_num < 0xffffff);
@@ -28,7 +28,7 @@ static struct ibv_qp *next(struct side *side)
 
 /* Check that all numbers of a process encode the same port, which is bound for TCP and UDP, and
  * that the other bits are random. */
-static void what_they_say(struct side *side)
+static void qp_numbers_encode_the_port_and_are_random(struct side *side)
 {
 	enum { COUNT = 200 };
 	struct ibv_qp *qps[COUNT];
@@ -40,7 +40,7 @@ static void what_they_say(struct side *side)
 	CHECK(port >= FIRST_PORT && port < FIRST_FREE);
 	CHECK(is_bound(SOCK_STREAM, port) && is_bound(SOCK_DGRAM, port));
 	for (int i = 1; i < COUNT; i++) {
-		qps[i] = next(side);
+		qps[i] = create_next_qp(side);
 		CHECK_EQUAL(port_of_number(qps[i]->qp_num), port);
 		for (int j = 0; j < i; j++)
 			CHECK(qps[j]->qp_num != qps[i]->qp_num);
@@ -57,20 +57,20 @@ static void what_they_say(struct side *side)
 
 /* Check that a number is not reused soon, so that late packets for a destroyed queue pair do not
  * reach another one. */
-static void not_again_at_once(struct side *side)
+static void qp_number_is_not_reused_soon(struct side *side)
 {
 	enum { COUNT = 2048 };
 	static uint8_t given[1 << 14];
 
 	destroy_qp(side);
 	for (int i = 0; i < COUNT; i++) {
-		CHECK(!given[next(side)->qp_num & 0x3fff]++);
+		CHECK(!given[create_next_qp(side)->qp_num & 0x3fff]++);
 		destroy_qp(side);
 	}
 }
 
 /* Check that exactly as many queue pairs can be created as the device reports. */
-static void all_of_them(struct side *side)
+static void max_qp_queue_pairs_can_be_created(struct side *side)
 {
 	struct ibv_device_attr device;
 	struct ibv_qp **qps;
@@ -79,7 +79,7 @@ static void all_of_them(struct side *side)
 	CHECK_OK(verbs->ibv_query_device(side->context, &device));
 	CHECK(qps = calloc((size_t)device.max_qp, sizeof(*qps)));
 	for (int i = 0; i < device.max_qp; i++)
-		qps[i] = next(side);
+		qps[i] = create_next_qp(side);
 	struct ibv_qp_init_attr init = {.send_cq = side->cq,
 					.recv_cq = side->cq,
 					.cap = {.max_send_wr = 1, .max_send_sge = 1},
@@ -94,7 +94,7 @@ static void all_of_them(struct side *side)
 
 /* ---- ports that are taken ------------------------------------------------------------------- */
 
-static int take_port(int type, uint16_t port)
+static int occupy_port(int type, uint16_t port)
 {
 	const struct sockaddr_in address = {.sin_family = AF_INET,
 					    .sin_port = htons(port),
@@ -106,7 +106,7 @@ static int take_port(int type, uint16_t port)
 	return fd;
 }
 
-static int take_name(uint16_t port)
+static int bind_unix_name(uint16_t port)
 {
 	struct sockaddr_un address;
 	socklen_t length = attach_address(port, &address);
@@ -120,7 +120,7 @@ static int take_name(uint16_t port)
 /* Check that the device skips a port that is in use for TCP, UDP or the Unix socket. If no port is
  * free, a queue pair cannot be created until a port is released. Runs in its own network
  * namespace. */
-static void taken(void)
+static void device_skips_ports_that_are_in_use(void)
 {
 	enum {
 		LEFT = 500 /* index of the only free port */
@@ -141,17 +141,17 @@ static void taken(void)
 		if (i == LEFT)
 			continue;
 		if (i % 3 == 0)
-			take_port(SOCK_STREAM, port);
+			occupy_port(SOCK_STREAM, port);
 		else if (i % 3 == 1)
-			take_port(SOCK_DGRAM, port);
+			occupy_port(SOCK_DGRAM, port);
 		else
-			take_name(port);
+			bind_unix_name(port);
 	}
 	OPEN(&side);
 	CHECK_EQUAL(port_of_number(side.qp->qp_num), FIRST_PORT + LEFT);
 	close_side(&side);
 
-	int last = take_port(SOCK_STREAM, FIRST_PORT + LEFT);
+	int last = occupy_port(SOCK_STREAM, FIRST_PORT + LEFT);
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
 	struct ibv_cq *cq = verbs->ibv_create_cq(context, 1, NULL, NULL, 0);
@@ -172,9 +172,9 @@ static void taken(void)
 int main(void)
 {
 	limit_seconds(60);
-	SIDE(what_they_say);
-	SIDE(not_again_at_once);
-	SIDE(all_of_them, .sends = 1, .receives = 1, .sges = 1);
-	STEP(taken());
+	SIDE(qp_numbers_encode_the_port_and_are_random);
+	SIDE(qp_number_is_not_reused_soon);
+	SIDE(max_qp_queue_pairs_can_be_created, .sends = 1, .receives = 1, .sges = 1);
+	STEP(device_skips_ports_that_are_in_use());
 	return 0;
 }

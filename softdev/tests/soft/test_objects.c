@@ -9,7 +9,7 @@
 
 /* Check that all processes in a network namespace have the same GUID, and that another namespace
  * with the same host name has a different one. */
-static void guid_of_a_network(void)
+static void guid_identifies_the_network_namespace(void)
 {
 	struct ibv_context *context = open_device();
 	const uint64_t guid = verbs->ibv_get_device_guid(context->device);
@@ -22,11 +22,11 @@ static void guid_of_a_network(void)
 			CHECK(verbs->ibv_get_device_guid(context->device) != guid);
 		_exit(0);
 	}
-	expect_ended_well(child);
+	expect_exit_success(child);
 	CHECK_OK(verbs->ibv_close_device(context));
 }
 
-static void device_and_port(void)
+static void device_and_port_queries_return_expected_values(void)
 {
 	struct ibv_context *context = open_device();
 	struct ibv_device_attr device;
@@ -95,7 +95,7 @@ static void device_and_port(void)
 	CHECK_OK(verbs->ibv_close_device(context));
 }
 
-static void regions(void)
+static void reg_mr_rejects_invalid_memory_and_returns_unique_keys(void)
 {
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
@@ -139,7 +139,7 @@ static void regions(void)
 	CHECK_OK(verbs->ibv_close_device(context));
 }
 
-static void creating(struct side *a)
+static void create_calls_reject_invalid_attributes(struct side *a)
 {
 	struct ibv_qp_init_attr init;
 
@@ -197,7 +197,7 @@ static int modify(struct side *side, struct ibv_qp_attr attr, int mask)
 
 /* Check that invalid attribute values are rejected without any change. Each transition with each
  * attribute is tested in tests/verbs/test_transitions.py. */
-static void transitions(struct side *a)
+static void modify_qp_rejects_invalid_attributes_without_change(struct side *a)
 {
 	const int init_mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 	const int rtr_mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
@@ -277,7 +277,7 @@ static void transitions(struct side *a)
 
 /* ---- completion queues and their events ----------------------------------------------------- */
 
-static bool readable(int fd)
+static bool is_readable(int fd)
 {
 	struct pollfd at = {.fd = fd, .events = POLLIN};
 
@@ -286,25 +286,25 @@ static bool readable(int fd)
 
 static void send_one(struct side *a, struct side *b, unsigned flags)
 {
-	receive_at(b, 1, 0, 8);
+	post_receive_at(b, 1, 0, 8);
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8, .flags = flags);
 }
 
-static void no_event(struct side *side)
+static void expect_no_cq_event(struct side *side)
 {
 	struct ibv_cq *cq;
 	void *context;
 
-	CHECK(!readable(side->channel->fd));
+	CHECK(!is_readable(side->channel->fd));
 	CHECK_FAILS(verbs->ibv_get_cq_event(side->channel, &cq, &context), EAGAIN);
 }
 
-static void one_event(struct side *side)
+static void expect_cq_event(struct side *side)
 {
 	struct ibv_cq *cq;
 	void *context;
 
-	CHECK(readable(side->channel->fd));
+	CHECK(is_readable(side->channel->fd));
 	CHECK_OK(verbs->ibv_get_cq_event(side->channel, &cq, &context));
 	CHECK(cq == side->cq && context == side);
 	verbs->ibv_ack_cq_events(cq, 1);
@@ -312,7 +312,7 @@ static void one_event(struct side *side)
 
 /* Check that the child of a fork cannot create objects in the inherited device, except for device
  * memory, but can open its own device. */
-static void in_the_child_of_a_fork(void)
+static void child_cannot_create_objects_on_inherited_device(void)
 {
 	struct ibv_srq_init_attr shared = {.attr = {.max_wr = 4, .max_sge = 1}};
 	struct ibv_ah_attr path = {.is_global = 1, .port_num = 1};
@@ -364,64 +364,64 @@ static void in_the_child_of_a_fork(void)
 #endif
 		exit(0);
 	}
-	expect_ended_well(child);
+	expect_exit_success(child);
 	close_side(&side);
 }
 
-static void events(int comp_vector)
+static void armed_cq_raises_a_single_event(int comp_vector)
 {
 	struct side a, b;
 
 	OPEN_PAIR(&a, &b, .comp_vector = comp_vector);
 	CHECK_OK(fcntl(b.channel->fd, F_SETFL, O_NONBLOCK));
-	no_event(&b);
+	expect_no_cq_event(&b);
 	send_one(&a, &b, 0); /* not armed */
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
-	no_event(&b);
+	expect_no_cq_event(&b);
 
 	/* Arming a CQ has no effect on completions that are already in it, and raises only one
 	 * event. */
 	send_one(&a, &b, 0);
 	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 0));
-	no_event(&b);
+	expect_no_cq_event(&b);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	send_one(&a, &b, 0);
 	send_one(&a, &b, 0);
-	one_event(&b);
-	no_event(&b);
+	expect_cq_event(&b);
+	expect_no_cq_event(&b);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 
 	/* A request for solicited events does not revoke an earlier request for all events. */
 	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 1));
 	send_one(&a, &b, 0);
-	no_event(&b);
+	expect_no_cq_event(&b);
 	send_one(&a, &b, IBV_SEND_SOLICITED);
-	one_event(&b);
+	expect_cq_event(&b);
 	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 0));
 	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 1));
 	send_one(&a, &b, 0);
-	one_event(&b);
+	expect_cq_event(&b);
 	for (int i = 0; i < 3; i++)
 		expect_wc(&b, 1, IBV_WC_SUCCESS);
 
 	/* An error is always solicited. */
 	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 1));
-	receive_at(&b, 9, 0, 8);
+	post_receive_at(&b, 9, 0, 8);
 	enter_state(&b, IBV_QPS_ERR);
-	one_event(&b);
+	expect_cq_event(&b);
 	expect_wc(&b, 9, IBV_WC_WR_FLUSH_ERR);
 
 	/* An unread event does not block destruction. */
 	CHECK_OK(a.context->ops.req_notify_cq(a.cq, 0));
-	receive_at(&a, 9, 0, 8);
+	post_receive_at(&a, 9, 0, 8);
 	enter_state(&a, IBV_QPS_ERR);
-	CHECK(readable(a.channel->fd));
+	CHECK(is_readable(a.channel->fd));
 	close_pair(&a, &b);
 }
 
 /* Check that two CQs on one channel take turns when one of them has several events. */
-static void shared_channel(struct side *a, struct side *b)
+static void cqs_sharing_a_channel_take_turns(struct side *a, struct side *b)
 {
 	struct ibv_cq *cq;
 	void *context;
@@ -437,7 +437,7 @@ static void shared_channel(struct side *a, struct side *b)
 		send_one(a, b, 0);
 	}
 	CHECK_OK(b->context->ops.req_notify_cq(other.cq, 0));
-	receive_at(&other, 1, 0, 8);
+	post_receive_at(&other, 1, 0, 8);
 	enter_state(&other, IBV_QPS_ERR);
 	/* A busy CQ does not delay the other CQ's event. */
 	CHECK_OK(verbs->ibv_get_cq_event(b->channel, &cq, &context));
@@ -481,7 +481,7 @@ static void *ack_later(void *tid_file)
 }
 
 /* Check that ibv_destroy_cq waits until every event that was read has been acknowledged. */
-static void destroy_waits(struct side *a, struct side *b)
+static void destroy_cq_waits_for_unacknowledged_events(struct side *a, struct side *b)
 {
 	struct ibv_cq *cq;
 	void *context;
@@ -500,7 +500,7 @@ static void destroy_waits(struct side *a, struct side *b)
 	CHECK_OK(pthread_join(thread, NULL));
 }
 
-static void resize(void)
+static void resize_cq_keeps_unpolled_completions(void)
 {
 	struct side a, b;
 	struct ibv_wc wc[8];
@@ -523,7 +523,7 @@ static void resize(void)
 
 /* Check that objects left open when the device is closed remain valid until they are destroyed, but
  * no longer respond to peers. */
-static void closing_early(struct side *a, struct side *b)
+static void objects_stay_valid_after_close_but_do_not_respond(struct side *a, struct side *b)
 {
 	send_one(a, b, 0);
 	CHECK_OK(verbs->ibv_close_device(b->context));
@@ -538,17 +538,17 @@ static void closing_early(struct side *a, struct side *b)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(device_and_port());
-	STEP(guid_of_a_network());
-	STEP(regions());
-	SIDE(creating);
-	SIDE(transitions);
-	STEP(events(0));
-	STEP(events(1));
-	PAIR(shared_channel);
-	PAIR(destroy_waits);
-	STEP(resize());
-	PAIR(closing_early, .timeout = 14);
-	STEP(in_the_child_of_a_fork());
+	STEP(device_and_port_queries_return_expected_values());
+	STEP(guid_identifies_the_network_namespace());
+	STEP(reg_mr_rejects_invalid_memory_and_returns_unique_keys());
+	SIDE(create_calls_reject_invalid_attributes);
+	SIDE(modify_qp_rejects_invalid_attributes_without_change);
+	STEP(armed_cq_raises_a_single_event(0));
+	STEP(armed_cq_raises_a_single_event(1));
+	PAIR(cqs_sharing_a_channel_take_turns);
+	PAIR(destroy_cq_waits_for_unacknowledged_events);
+	STEP(resize_cq_keeps_unpolled_completions());
+	PAIR(objects_stay_valid_after_close_but_do_not_respond, .timeout = 14);
+	STEP(child_cannot_create_objects_on_inherited_device());
 	return 0;
 }

@@ -94,16 +94,17 @@ static void close_stage(struct stage *stage)
 	close_side(&stage->side);
 }
 
-static void put(const struct stage *stage, struct soft_frame frame)
+static void send_frame(const struct stage *stage, struct soft_frame frame)
 {
 	uint8_t bytes[SOFT_FRAME_HEADER];
 
 	soft_frame_encode(bytes, &frame);
-	say_bytes(stage->fd, bytes, sizeof(bytes));
+	send_record_bytes(stage->fd, bytes, sizeof(bytes));
 }
 
 /* Read the next frame, whose first `count` bytes are already in `begun`. */
-static struct soft_frame get_rest(const struct stage *stage, const uint8_t *begun, size_t count)
+static struct soft_frame receive_rest_of_frame(const struct stage *stage, const uint8_t *begun,
+					       size_t count)
 {
 	struct soft_frame frame;
 	size_t have = 0;
@@ -115,16 +116,17 @@ static struct soft_frame get_rest(const struct stage *stage, const uint8_t *begu
 		memcpy(payload, begun + RECORD_HEADER + SOFT_FRAME_HEADER, have);
 		record_left[stage->fd] = frame.length - (uint32_t)have;
 	} else {
-		frame = hear_header(stage->fd);
+		frame = receive_frame_header(stage->fd);
 	}
 	CHECK(frame.length <= sizeof(payload));
-	CHECK(hear_bytes(stage->fd, payload + have, frame.length - have));
+	CHECK(receive_record_bytes(stage->fd, payload + have, frame.length - have));
 	return frame;
 }
 
-static void get(const struct stage *stage, uint32_t psn, uint32_t offset, uint32_t length)
+static void expect_send_frame(const struct stage *stage, uint32_t psn, uint32_t offset,
+			      uint32_t length)
 {
-	struct soft_frame frame = get_rest(stage, NULL, 0);
+	struct soft_frame frame = receive_rest_of_frame(stage, NULL, 0);
 
 	CHECK_EQUAL(frame.opcode, SOFT_SEND);
 	CHECK_EQUAL(frame.psn, soft_psn_add(stage->side.psn, psn + offset / UNIT));
@@ -162,7 +164,7 @@ static struct ibv_mr *post_in_two_regions(struct stage *stage)
 
 /* Read from the stream until the request has failed. Returns the number of bytes stored in
  * `begun`. */
-static size_t until_failed(struct stage *stage, uint8_t *begun, size_t room)
+static size_t read_until_failed(struct stage *stage, uint8_t *begun, size_t room)
 {
 	struct ibv_wc wc;
 	size_t count = 0;
@@ -182,7 +184,7 @@ static size_t until_failed(struct stage *stage, uint8_t *begun, size_t room)
 /* Check that a request fails if the memory of its second frame is deregistered while its first
  * frame is being sent. If `draining` is true, the queue pair is in SQD at that time. The first
  * frame keeps its data, even if a UC queue pair reuses the request's slot for its next message. */
-static void memory_gone(bool uc, bool draining)
+static void request_fails_when_memory_of_its_rest_is_deregistered(bool uc, bool draining)
 {
 	static uint8_t begun[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_FRAME_MAX];
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
@@ -196,7 +198,7 @@ static void memory_gone(bool uc, bool draining)
 		CHECK_OK(verbs->ibv_modify_qp(side->qp, &attr,
 					      IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
 	CHECK_OK(verbs->ibv_dereg_mr(rest));
-	size_t count = until_failed(&stage, begun, sizeof(begun));
+	size_t count = read_until_failed(&stage, begun, sizeof(begun));
 
 	if (draining)
 		expect_event(side, IBV_EVENT_SQ_DRAINED);
@@ -205,20 +207,20 @@ static void memory_gone(bool uc, bool draining)
 		memset(side->memory, 0xbb, LONG);
 		enter_state(side, IBV_QPS_RTS);
 		POST(side, IBV_WR_SEND, .wr_id = 2, .length = REST);
-		struct soft_frame frame = get_rest(&stage, begun, count);
+		struct soft_frame frame = receive_rest_of_frame(&stage, begun, count);
 
 		CHECK_EQUAL(frame.psn, side->psn);
 		CHECK_EQUAL(frame.length, SOFT_FRAME_MAX);
 		for (uint32_t i = 0; i < frame.length; i++)
 			CHECK_EQUAL(payload[i], 0xaa);
-		get(&stage, PSNS, 0, REST);
+		expect_send_frame(&stage, PSNS, 0, REST);
 		expect_wc(side, 2, IBV_WC_SUCCESS);
 	}
 	close_stage(&stage);
 }
 
 /* Check that the stream is closed if memory for the rest of a frame cannot be allocated. */
-static void no_memory(struct stage *stage)
+static void stream_closes_if_rest_of_frame_cannot_be_allocated(struct stage *stage)
 {
 	shortage_begin(1);
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = LONG);
@@ -237,7 +239,7 @@ static void put_record(struct stage *stage, size_t length)
 
 /* Check that a stream sends no more data in a step after an allocation has failed, even for other
  * queue pairs. */
-static void no_memory_before(struct stage *stage)
+static void stream_sends_nothing_more_after_failed_allocation(struct stage *stage)
 {
 	soft_lock();
 	shortage_begin(1);
@@ -250,7 +252,7 @@ static void no_memory_before(struct stage *stage)
 
 /* ---- the requester goes back ----------------------------------------------------------------- */
 
-static struct soft_qp *waits_for_receive(struct stage *stage, uint8_t rnr_left)
+static struct soft_qp *wait_for_rnr_retry(struct stage *stage, uint8_t rnr_left)
 {
 	struct soft_qp *qp = soft_qp_of(stage->side.qp);
 	bool waits;
@@ -264,7 +266,7 @@ static struct soft_qp *waits_for_receive(struct stage *stage, uint8_t rnr_left)
 	return qp;
 }
 
-static bool rnr_is_over(struct soft_qp *qp)
+static bool is_rnr_wait_over(struct soft_qp *qp)
 {
 	return LOCKED(!qp->rnr_waiting);
 }
@@ -272,7 +274,7 @@ static bool rnr_is_over(struct soft_qp *qp)
 /* Check that a message restarts after an RNR NAK for a frame that is still being sent. The device
  * finishes this frame before it sends the message again, whether or not the RNR timer expires first
  * (`over_first`). */
-static void not_ready(bool over_first)
+static void message_restarts_after_rnr_nak_for_partly_sent_frame(bool over_first)
 {
 	enum { RETRIES = 3 };
 	struct stage stage;
@@ -283,23 +285,24 @@ static void not_ready(bool over_first)
 	POST(side, IBV_WR_SEND, .wr_id = 2, .length = REST);
 	CHECK(is_partial(&stage));
 	/* Code 0 stands for a delay of 655 ms, but the test expires the timer earlier. */
-	put(&stage, (struct soft_frame){.opcode = SOFT_RNR_NAK,
-					.psn = side->psn,
-					.syndrome = over_first ? CODE : 0});
-	struct soft_qp *qp = waits_for_receive(&stage, RETRIES - 1);
+	send_frame(&stage, (struct soft_frame){.opcode = SOFT_RNR_NAK,
+					       .psn = side->psn,
+					       .syndrome = over_first ? CODE : 0});
+	struct soft_qp *qp = wait_for_rnr_retry(&stage, RETRIES - 1);
 
 	if (over_first)
-		while (!rnr_is_over(qp))
+		while (!is_rnr_wait_over(qp))
 			soft_progress();
-	get(&stage, 0, 0, SOFT_FRAME_MAX);
+	expect_send_frame(&stage, 0, 0, SOFT_FRAME_MAX);
 	soft_lock();
 	if (qp->rnr_waiting)
 		soft_timer_start(&qp->rnr_timer, soft_now());
 	soft_unlock();
-	get(&stage, 0, 0, SOFT_FRAME_MAX);
-	get(&stage, 0, SOFT_FRAME_MAX, REST);
-	get(&stage, PSNS, 0, REST);
-	put(&stage, (struct soft_frame){.opcode = SOFT_ACK, .psn = soft_psn_add(side->psn, PSNS)});
+	expect_send_frame(&stage, 0, 0, SOFT_FRAME_MAX);
+	expect_send_frame(&stage, 0, SOFT_FRAME_MAX, REST);
+	expect_send_frame(&stage, PSNS, 0, REST);
+	send_frame(&stage,
+		   (struct soft_frame){.opcode = SOFT_ACK, .psn = soft_psn_add(side->psn, PSNS)});
 	expect_wc(side, 1, IBV_WC_SUCCESS);
 	expect_wc(side, 2, IBV_WC_SUCCESS);
 	close_stage(&stage);
@@ -309,15 +312,16 @@ static void not_ready(bool over_first)
 
 static void expect_end(const struct stage *stage)
 {
-	struct soft_frame frame = get_rest(stage, NULL, 0);
+	struct soft_frame frame = receive_rest_of_frame(stage, NULL, 0);
 
 	CHECK_EQUAL(frame.opcode, SOFT_DISCONNECT);
 	expect_record_end(stage->fd);
 }
 
-static void get_old(const struct stage *stage, uint8_t opcode, uint32_t offset, uint32_t length)
+static void expect_original_data(const struct stage *stage, uint8_t opcode, uint32_t offset,
+				 uint32_t length)
 {
-	struct soft_frame frame = get_rest(stage, NULL, 0);
+	struct soft_frame frame = receive_rest_of_frame(stage, NULL, 0);
 
 	CHECK_EQUAL(frame.opcode, opcode);
 	CHECK_EQUAL(soft_is_first(&frame), !offset);
@@ -328,7 +332,7 @@ static void get_old(const struct stage *stage, uint8_t opcode, uint32_t offset, 
 
 /* Check that each byte is sent once, wherever the socket splits the data. DISCONNECT follows the
  * data and may be split, too. */
-static void cut(size_t at_once)
+static void each_byte_is_sent_once_across_partial_writes(size_t at_once)
 {
 	static const uint32_t lengths[] = {8, 0, 1100, 100};
 	const int enough = 1 << 20; /* each part occupies several hundred bytes */
@@ -345,7 +349,7 @@ static void cut(size_t at_once)
 	memset(stage.side.memory, 0xbb, LONG);
 	destroy_qp(&stage.side);
 	for (uint32_t i = 0; i < 4; i++)
-		get_old(&stage, SOFT_SEND, 0, lengths[i]);
+		expect_original_data(&stage, SOFT_SEND, 0, lengths[i]);
 	expect_end(&stage);
 	limit_sending(SIZE_MAX, SIZE_MAX);
 	close_stage(&stage);
@@ -353,34 +357,34 @@ static void cut(size_t at_once)
 
 /* Check that the first frame of a response keeps its data if the memory is deregistered while the
  * frame is being sent. A NAK follows the frame. */
-static void answer_withdrawn(struct stage *stage)
+static void partly_sent_response_keeps_its_data_when_deregistered(struct stage *stage)
 {
 	struct side *side = &stage->side;
 
-	put(stage, (struct soft_frame){.opcode = SOFT_READ,
-				       .psn = 100,
-				       .address = (uintptr_t)side->memory,
-				       .rkey = side->mr->rkey,
-				       .dma_length = LONG});
+	send_frame(stage, (struct soft_frame){.opcode = SOFT_READ,
+					      .psn = 100,
+					      .address = (uintptr_t)side->memory,
+					      .rkey = side->mr->rkey,
+					      .dma_length = LONG});
 	while (!is_partial(stage))
 		soft_progress();
 	CHECK_OK(verbs->ibv_dereg_mr(side->mr));
 	side->mr = NULL;
 	memset(side->memory, 0xbb, LONG);
-	get_old(stage, SOFT_READ_DATA, 0, SOFT_FRAME_MAX);
-	CHECK_EQUAL(get_rest(stage, NULL, 0).opcode, SOFT_NAK);
+	expect_original_data(stage, SOFT_READ_DATA, 0, SOFT_FRAME_MAX);
+	CHECK_EQUAL(receive_rest_of_frame(stage, NULL, 0).opcode, SOFT_NAK);
 	expect_end(stage);
 }
 
 /* Check that a message that was sent whole succeeds when the peer closes the stream, and that a
  * partly sent message fails. */
-static void peer_ends(struct stage *stage)
+static void partly_sent_message_fails_when_the_peer_ends(struct stage *stage)
 {
 	limit_sending(SIZE_MAX, 2 * (RECORD_HEADER + SOFT_FRAME_HEADER) + 8 + 100);
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 2, .length = 2000);
-	get(stage, 0, 0, 8);
-	CHECK(hear_bytes(stage->fd, payload, SOFT_FRAME_HEADER + 100));
+	expect_send_frame(stage, 0, 0, 8);
+	CHECK(receive_record_bytes(stage->fd, payload, SOFT_FRAME_HEADER + 100));
 	CHECK(is_partial(stage));
 	CHECK_OK(shutdown(stage->fd, SHUT_WR));
 	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
@@ -392,7 +396,7 @@ static void peer_ends(struct stage *stage)
 
 /* Check that two frames are sent with one call. If the socket accepts only the first frame, the
  * second must not be built yet. */
-static void together(bool first_alone)
+static void two_frames_are_sent_with_one_call(bool first_alone)
 {
 	const int enough = 2 * LONG;
 	const size_t first = RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_FRAME_MAX;
@@ -407,14 +411,14 @@ static void together(bool first_alone)
 	if (first_alone)
 		memset(stage.side.memory + SOFT_FRAME_MAX, 0x55, REST);
 	limit_sending(SIZE_MAX, SIZE_MAX);
-	get(&stage, 0, 0, SOFT_FRAME_MAX);
-	get(&stage, 0, SOFT_FRAME_MAX, REST);
+	expect_send_frame(&stage, 0, 0, SOFT_FRAME_MAX);
+	expect_send_frame(&stage, 0, SOFT_FRAME_MAX, REST);
 	close_stage(&stage);
 }
 
 /* Check that a record does not exceed its maximum length when an acknowledgement follows
  * responses. */
-static void acknowledged_behind_answers(struct stage *stage)
+static void acknowledgement_after_responses_starts_a_new_record(struct stage *stage)
 {
 	enum { SHORTER = SOFT_FRAME_MAX - 8 };
 	static const uint32_t lengths[] = {SHORTER, SOFT_FRAME_MAX};
@@ -430,20 +434,20 @@ static void acknowledged_behind_answers(struct stage *stage)
 	for (int i = 0; i < 2; i++) {
 		frame.opcode = SOFT_READ;
 		frame.dma_length = lengths[i];
-		put(stage, frame);
+		send_frame(stage, frame);
 		frame.psn += PSNS - 1;
 	}
 	frame.opcode = SOFT_WRITE;
 	frame.address += SOFT_FRAME_MAX;
 	frame.length = frame.dma_length = 8;
 	soft_frame_encode(write, &frame);
-	say_bytes(stage->fd, write, sizeof(write));
+	send_record_bytes(stage->fd, write, sizeof(write));
 	soft_unlock();
 	soft_progress();
 	for (int i = 0; i < 2; i++)
-		get_old(stage, SOFT_READ_DATA, 0, lengths[i]);
+		expect_original_data(stage, SOFT_READ_DATA, 0, lengths[i]);
 	CHECK_EQUAL(record_left[stage->fd], 0);
-	CHECK_EQUAL(get_rest(stage, NULL, 0).opcode, SOFT_ACK);
+	CHECK_EQUAL(receive_rest_of_frame(stage, NULL, 0).opcode, SOFT_ACK);
 }
 
 /* ---- between two polls ------------------------------------------------------------------------ */
@@ -468,7 +472,7 @@ static void begin_to_delay(void)
 /* Check that only the first request of a thread that has announced its next poll is sent
  * immediately. The others are sent at the next step, or when the thread withdraws the
  * announcement. */
-static void delayed(struct stage *stage)
+static void only_first_post_before_announced_poll_is_sent_at_once(struct stage *stage)
 {
 	uint8_t byte;
 
@@ -476,14 +480,14 @@ static void delayed(struct stage *stage)
 		begin_to_delay();
 		for (uint32_t j = 0; j < 3; j++)
 			POST(&stage->side, IBV_WR_SEND, .wr_id = i + j, .length = 8);
-		get(stage, i, 0, 8);
+		expect_send_frame(stage, i, 0, 8);
 		CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
 		if (i)
 			soft_progress();
 		else
 			soft_announce_poll(-1);
-		get(stage, i + 1, 0, 8);
-		get(stage, i + 2, 0, 8);
+		expect_send_frame(stage, i + 1, 0, 8);
+		expect_send_frame(stage, i + 2, 0, 8);
 		set_ticking(false);
 	}
 	soft_announce_poll(-1);
@@ -491,7 +495,7 @@ static void delayed(struct stage *stage)
 
 /* Check that a channel's END record is sent before the stream closes, even if the socket had no
  * room for the record at first. */
-static void ends_later(struct stage *stage)
+static void end_record_is_sent_before_the_stream_closes(struct stage *stage)
 {
 	uint8_t record[RECORD_HEADER];
 
@@ -502,16 +506,16 @@ static void ends_later(struct stage *stage)
 	soft_link_finish(soft_link_of(soft_qp_of(stage->side.qp)), 0);
 	most_in_all = SIZE_MAX;
 	soft_unlock();
-	get(stage, 0, 0, 2000);
-	CHECK(hear_exactly(stage->fd, record, sizeof(record)));
+	expect_send_frame(stage, 0, 0, 2000);
+	CHECK(receive_exactly(stage->fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_END);
 	CHECK_EQUAL(soft_take32(record + 4), STREAM_CHAN);
-	CHECK(!hear_exactly(stage->fd, record, 1));
+	CHECK(!receive_exactly(stage->fd, record, 1));
 }
 
 /* ---- nothing may go -------------------------------------------------------------------------- */
 
-static void port_down(struct stage *stage)
+static void partly_sent_frame_waits_while_the_port_is_down(struct stage *stage)
 {
 	uint8_t byte;
 
@@ -525,13 +529,13 @@ static void port_down(struct stage *stage)
 	CHECK_EQUAL(recv(stage->fd, payload, RECORD_HEADER, MSG_PEEK), RECORD_HEADER);
 	CHECK_EQUAL(recv(stage->fd, payload, sizeof(payload), MSG_PEEK), RECORD_HEADER);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
-	get(stage, 0, 0, 2000);
+	expect_send_frame(stage, 0, 0, 2000);
 	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
 }
 
 /* Check that delayed frames are not sent while their device's port is down. The port of the other
  * device has no effect on them. */
-static void delayed_port_down(struct stage *stage)
+static void delayed_frames_wait_while_their_port_is_down(struct stage *stage)
 {
 	uint8_t byte;
 
@@ -539,7 +543,7 @@ static void delayed_port_down(struct stage *stage)
 	begin_to_delay();
 	for (uint32_t i = 0; i < 2; i++)
 		POST(&stage->side, IBV_WR_SEND, .wr_id = i, .length = 8);
-	get(stage, 0, 0, 8);
+	expect_send_frame(stage, 0, 0, 8);
 	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR));
 	soft_progress();
 	CHECK(!LOCKED(soft_engine_has_delayed()));
@@ -547,13 +551,13 @@ static void delayed_port_down(struct stage *stage)
 	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
 	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
 	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE));
-	get(stage, 1, 0, 8);
+	expect_send_frame(stage, 1, 0, 8);
 	set_ticking(false);
 	soft_announce_poll(-1);
 }
 
 /* Check that the child of a fork does not send inherited output. */
-static void forked(struct stage *stage)
+static void forked_child_does_not_send_inherited_output(struct stage *stage)
 {
 	limit_sending(SIZE_MAX, RECORD_HEADER);
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
@@ -567,39 +571,39 @@ static void forked(struct stage *stage)
 		destroy_qp(&stage->side);
 		_exit(0);
 	}
-	expect_ended_well(child);
+	expect_exit_success(child);
 	limit_sending(SIZE_MAX, SIZE_MAX);
-	get(stage, 0, 0, 2000);
+	expect_send_frame(stage, 0, 0, 2000);
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	get(stage, 1, 0, 8);
+	expect_send_frame(stage, 1, 0, 8);
 }
 
 int main(void)
 {
 	limit_seconds(60);
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
-	STEP(cut(7));
-	STEP(cut(SOFT_FRAME_HEADER - 1));
-	STEP(cut(SOFT_FRAME_HEADER));
-	STEP(cut(SOFT_FRAME_HEADER + 1));
-	STEP(cut(1000));
-	STAGE(answer_withdrawn);
-	STAGE(peer_ends, .timeout = 1);
-	STEP(together(false));
-	STEP(together(true));
-	STAGE(acknowledged_behind_answers);
-	STAGE(delayed);
-	STAGE(ends_later);
-	STAGE(port_down);
-	STAGE(delayed_port_down);
-	STAGE(forked);
+	STEP(each_byte_is_sent_once_across_partial_writes(7));
+	STEP(each_byte_is_sent_once_across_partial_writes(SOFT_FRAME_HEADER - 1));
+	STEP(each_byte_is_sent_once_across_partial_writes(SOFT_FRAME_HEADER));
+	STEP(each_byte_is_sent_once_across_partial_writes(SOFT_FRAME_HEADER + 1));
+	STEP(each_byte_is_sent_once_across_partial_writes(1000));
+	STAGE(partly_sent_response_keeps_its_data_when_deregistered);
+	STAGE(partly_sent_message_fails_when_the_peer_ends, .timeout = 1);
+	STEP(two_frames_are_sent_with_one_call(false));
+	STEP(two_frames_are_sent_with_one_call(true));
+	STAGE(acknowledgement_after_responses_starts_a_new_record);
+	STAGE(only_first_post_before_announced_poll_is_sent_at_once);
+	STAGE(end_record_is_sent_before_the_stream_closes);
+	STAGE(partly_sent_frame_waits_while_the_port_is_down);
+	STAGE(delayed_frames_wait_while_their_port_is_down);
+	STAGE(forked_child_does_not_send_inherited_output);
 	for (int draining = 0; draining < 2; draining++) {
-		STEP(memory_gone(true, draining));
-		STEP(memory_gone(false, draining));
+		STEP(request_fails_when_memory_of_its_rest_is_deregistered(true, draining));
+		STEP(request_fails_when_memory_of_its_rest_is_deregistered(false, draining));
 	}
-	STAGE(no_memory);
-	STAGE(no_memory_before);
-	STEP(not_ready(false));
-	STEP(not_ready(true));
+	STAGE(stream_closes_if_rest_of_frame_cannot_be_allocated);
+	STAGE(stream_sends_nothing_more_after_failed_allocation);
+	STEP(message_restarts_after_rnr_nak_for_partly_sent_frame(false));
+	STEP(message_restarts_after_rnr_nak_for_partly_sent_frame(true));
 	return 0;
 }

@@ -5,24 +5,24 @@
 #include "link/link_internal.h"
 
 /* Check that additional queue pairs need no additional sockets. */
-static void many(void)
+static void additional_queue_pairs_need_no_sockets(void)
 {
 	enum { MANY = 20 };
 	static struct side sides[MANY];
-	struct process process = split();
+	struct process process = process_split();
 	int sockets = 0;
 
 	limit_seconds(20);
 	for (int i = 0; i < MANY; i++) {
 		OPEN(&sides[i]);
-		struct address peer = exchange(&process, &sides[i]);
+		struct address peer = exchange_addresses(&process, &sides[i]);
 
 		bring_up_receiving(&sides[i], &peer, 1, 1, 64);
 		fill(sides[i].memory + 64, 64, (unsigned)i);
 		POST(&sides[i], IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 		/* The send and the receive complete in either order. */
 		expect_two(&sides[i]);
-		CHECK(filled(sides[i].memory, 64, (unsigned)i));
+		CHECK(is_filled(sides[i].memory, 64, (unsigned)i));
 		process_barrier(&process);
 		if (i == 0)
 			sockets = open_sockets();
@@ -30,23 +30,23 @@ static void many(void)
 	}
 	for (int i = 0; i < MANY; i++)
 		close_side(&sides[i]);
-	join(&process);
+	process_join(&process);
 }
 
 /* Check that a queue pair whose application posts no receives does not block others on the same
  * path. Its messages wait in the sender's queue. */
-static void slow_receiver(void)
+static void queue_pair_without_receives_does_not_block_others(void)
 {
 	enum { SIZE = 1 << 20, MESSAGES = 16, ROUNDS = 100 };
-	struct process process = split();
+	struct process process = process_split();
 	struct side slow, quick;
 
 	limit_seconds(60);
 	OPEN(&slow, .memory = SIZE);
-	struct address slow_peer = exchange(&process, &slow);
+	struct address slow_peer = exchange_addresses(&process, &slow);
 
 	OPEN(&quick, .receives = 2 * ROUNDS);
-	struct address quick_peer = exchange(&process, &quick);
+	struct address quick_peer = exchange_addresses(&process, &quick);
 
 	bring_up(&slow, &slow_peer);
 	bring_up_receiving(&quick, &quick_peer, 0, ROUNDS, 64);
@@ -76,8 +76,9 @@ static void slow_receiver(void)
 static const struct soft_path_calls *counted;
 static size_t bytes_counted;
 
-static int count(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
-		 const struct iovec *iov, const struct soft_record_end *ends, int count)
+static int count_bytes_and_put(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
+			       uint32_t from, const struct iovec *iov,
+			       const struct soft_record_end *ends, int count)
 {
 	int taken = counted->put(path, kind, to, from, iov, ends, count);
 
@@ -87,15 +88,15 @@ static int count(struct soft_path *path, enum soft_record_kind kind, uint32_t to
 
 /* Check that replacing `put` in a copy of a path's table makes its traffic observable, as described
  * in docs/how-to-add.md. */
-static void observed(void)
+static void path_traffic_can_be_observed_by_replacing_put(void)
 {
 	static struct soft_path_calls counting;
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 
 	limit_seconds(20);
 	OPEN(&side);
-	struct address peer = exchange(&process, &side);
+	struct address peer = exchange_addresses(&process, &side);
 
 	bring_up_receiving(&side, &peer, 1, 1, 64);
 	process_barrier(&process);
@@ -106,7 +107,7 @@ static void observed(void)
 
 	counted = path->calls;
 	counting = *counted;
-	counting.put = count;
+	counting.put = count_bytes_and_put;
 	path->calls = &counting;
 	soft_unlock();
 	POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 64);
@@ -128,14 +129,14 @@ int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length)
 }
 
 /* Check that two queue pairs connect even if only one of them can open a connection. */
-static void one_connects(bool smaller)
+static void queue_pairs_connect_if_only_one_side_can(bool smaller)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 
 	limit_seconds(20);
 	OPEN(&side, .timeout = 255); /* never times out */
-	struct address peer = exchange(&process, &side);
+	struct address peer = exchange_addresses(&process, &side);
 
 	connects = (side.qp->qp_num < peer.qpn) == smaller;
 	bring_up_receiving(&side, &peer, 1, 1, 64);
@@ -147,10 +148,10 @@ static void one_connects(bool smaller)
 
 int main(void)
 {
-	STEP(one_connects(true));
-	STEP(one_connects(false));
-	STEP(many());
-	STEP(slow_receiver());
-	STEP(observed());
+	STEP(queue_pairs_connect_if_only_one_side_can(true));
+	STEP(queue_pairs_connect_if_only_one_side_can(false));
+	STEP(additional_queue_pairs_need_no_sockets());
+	STEP(queue_pair_without_receives_does_not_block_others());
+	STEP(path_traffic_can_be_observed_by_replacing_put());
 	return 0;
 }

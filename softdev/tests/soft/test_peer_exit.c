@@ -18,7 +18,7 @@ enum {
 
 enum way { EXIT, UNDERSCORE_EXIT, KILLED, WAYS };
 
-static void leave(enum way way)
+static void exit_process(enum way way)
 {
 	if (way == EXIT)
 		exit(0);
@@ -28,7 +28,7 @@ static void leave(enum way way)
 }
 
 /* Wait for the child to exit, and close the parent's side. */
-static void left(const struct process *process, struct side *side)
+static void wait_for_exit(const struct process *process, struct side *side)
 {
 	int status;
 
@@ -37,7 +37,7 @@ static void left(const struct process *process, struct side *side)
 	close_side(side);
 }
 
-static void send_of(struct side *side, uint64_t wr_id, uint32_t length)
+static void post_send_of(struct side *side, uint64_t wr_id, uint32_t length)
 {
 	POST(side, IBV_WR_SEND, .flags = wr_id ? IBV_SEND_SIGNALED : 0, .wr_id = wr_id,
 	     .length = length);
@@ -46,7 +46,7 @@ static void send_of(struct side *side, uint64_t wr_id, uint32_t length)
 static void send_many(struct side *side, uint64_t first, uint64_t count, uint32_t length)
 {
 	for (uint64_t i = 0; i < count; i++)
-		send_of(side, first + i, length);
+		post_send_of(side, first + i, length);
 }
 
 static void expect_many(struct side *side, uint64_t first, uint64_t count)
@@ -63,7 +63,7 @@ static void receive_many(struct side *side, int count, enum ibv_wc_status status
 
 /* Connect two processes, and exchange messages until each device expects its application to reply
  * and therefore delays acknowledgements. */
-static struct process talk(struct side *side)
+static struct process open_and_exchange_messages(struct side *side)
 {
 	struct process process;
 
@@ -74,84 +74,84 @@ static struct process talk(struct side *side)
 	process_barrier(&process);
 	for (int i = 0; i < TALK; i++) {
 		if (process.child)
-			send_of(side, 0, 8);
+			post_send_of(side, 0, 8);
 		expect_wc(side, 1, IBV_WC_SUCCESS);
-		receive_at(side, 1, 0, LONG);
+		post_receive_at(side, 1, 0, LONG);
 		if (!process.child)
-			send_of(side, 0, 8);
+			post_send_of(side, 0, 8);
 	}
 	return process;
 }
 
 /* Check that messages succeed if the child exits immediately after receiving them all. */
-static void received_and_gone(enum way way, uint32_t length)
+static void messages_succeed_if_the_receiver_then_exits(enum way way, uint32_t length)
 {
 	for (int round = 0; round < ROUNDS; round++) {
 		struct side side;
-		struct process process = talk(&side);
+		struct process process = open_and_exchange_messages(&side);
 
 		if (!process.child) {
 			receive_many(&side, LAST, IBV_WC_SUCCESS);
-			leave(way);
+			exit_process(way);
 		}
 		send_many(&side, FIRST_LAST, LAST, length);
 		expect_many(&side, FIRST_LAST, LAST);
-		left(&process, &side);
+		wait_for_exit(&process, &side);
 	}
 }
 
 /* Check that a message succeeds if the child's device has read it, and that later messages fail.
  * The child holds the lock, so that its device reads nothing more. The test requires shared memory,
  * because a socket does not report how much the peer has read. */
-static void one_received_and_gone(void)
+static void only_messages_read_before_exit_succeed(void)
 {
 	struct side side;
-	struct process process = talk(&side);
+	struct process process = open_and_exchange_messages(&side);
 	char byte = 0;
 
 	if (!process.child) {
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 		soft_lock();
-		tell(&process, &byte, 1);
-		hear(&process, &byte, 1);
-		leave(KILLED);
+		process_send(&process, &byte, 1);
+		process_receive(&process, &byte, 1);
+		exit_process(KILLED);
 	}
-	send_of(&side, FIRST_LAST, 8);
-	hear(&process, &byte, 1);
-	send_of(&side, FIRST_LAST + 1, LONG);
-	send_of(&side, FIRST_LAST + 2, 8);
-	tell(&process, &byte, 1);
+	post_send_of(&side, FIRST_LAST, 8);
+	process_receive(&process, &byte, 1);
+	post_send_of(&side, FIRST_LAST + 1, LONG);
+	post_send_of(&side, FIRST_LAST + 2, 8);
+	process_send(&process, &byte, 1);
 	expect_wc(&side, FIRST_LAST, IBV_WC_SUCCESS);
 	expect_wc(&side, FIRST_LAST + 1, IBV_WC_RETRY_EXC_ERR);
 	expect_wc(&side, FIRST_LAST + 2, IBV_WC_WR_FLUSH_ERR);
-	left(&process, &side);
+	wait_for_exit(&process, &side);
 }
 
 /* Check that a message that the child sends before it exits is received, even if the exit is
  * noticed first. This thread holds the lock, so that its device does not read the message
  * earlier. */
-static void sent_and_gone(void)
+static void message_sent_before_exit_is_received(void)
 {
 	struct side side;
-	struct process process = talk(&side);
+	struct process process = open_and_exchange_messages(&side);
 	siginfo_t ended;
 	struct ibv_wc wc;
 	char byte = 0;
 
 	if (!process.child) {
-		hear(&process, &byte, 1);
-		send_of(&side, 0, 8);
-		leave(KILLED);
+		process_receive(&process, &byte, 1);
+		post_send_of(&side, 0, 8);
+		exit_process(KILLED);
 	}
 	soft_lock();
-	tell(&process, &byte, 1);
+	process_send(&process, &byte, 1);
 	CHECK_OK(waitid(P_PID, (id_t)process.child, &ended, WEXITED | WNOWAIT));
 	soft_shm_peer_drain_and_finish(
 		soft_list_first(&soft_device.shm->peers, struct soft_shm_peer, node));
 	soft_unlock();
 	CHECK_EQUAL(poll_cq(&side, 1, &wc), 1);
 	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
-	left(&process, &side);
+	wait_for_exit(&process, &side);
 }
 
 static bool waits_for_a_receive(struct side *side)
@@ -162,7 +162,7 @@ static bool waits_for_a_receive(struct side *side)
 
 /* Wait until the child's socket has received the parent's request again, and read the request
  * without refusing it. Returns with the lock held. */
-static void read_one(struct side *side)
+static void steal_next_request(struct side *side)
 {
 	char record[SOFT_TCP_RECORD_HEADER + SOFT_FRAME_HEADER + 8];
 
@@ -175,33 +175,33 @@ static void read_one(struct side *side)
 	CHECK_EQUAL(recv(readable.fd, record, sizeof(record), MSG_WAITALL), sizeof(record));
 }
 
-static void nothing(struct side *side)
+static void do_nothing(struct side *side)
 {
 	(void)side;
 }
 
 /* Check that a message refused for lack of a receive fails when the child exits, even if the
  * message was sent again and the child has read it. The child calls `before` and then exits. */
-static void refused_and_gone(void (*before)(struct side *side))
+static void message_without_receive_fails_when_the_peer_exits(void (*before)(struct side *side))
 {
 	struct side side;
-	struct process process = talk(&side);
+	struct process process = open_and_exchange_messages(&side);
 	char byte = 0;
 
 	if (!process.child) {
 		receive_many(&side, LAST + 1, IBV_WC_SUCCESS);
-		hear(&process, &byte, 1);
+		process_receive(&process, &byte, 1);
 		before(&side);
-		leave(KILLED);
+		exit_process(KILLED);
 	}
 	send_many(&side, FIRST_LAST, LAST + 1, 8);
 	expect_many(&side, FIRST_LAST, LAST + 1);
-	send_of(&side, 99, 8);
+	post_send_of(&side, 99, 8);
 	while (!waits_for_a_receive(&side))
 		sched_yield();
-	tell(&process, &byte, 1);
+	process_send(&process, &byte, 1);
 	expect_wc(&side, 99, IBV_WC_RETRY_EXC_ERR);
-	left(&process, &side);
+	wait_for_exit(&process, &side);
 }
 
 static struct soft_shm_peer *peer_of(const struct soft_qp *qp)
@@ -223,7 +223,7 @@ static void refuse_one(struct side *side)
 	soft_notify_finish();
 }
 
-static uint64_t written_by(struct side *side)
+static uint64_t bytes_written(struct side *side)
 {
 	return LOCKED(peer_of(soft_qp_of(side->qp))->out.position);
 }
@@ -231,11 +231,11 @@ static uint64_t written_by(struct side *side)
 /* Check that a refused message counts as unread after the parent has sent it again, although the
  * new copy is behind later messages in the ring. The child holds the lock, so that its device reads
  * only the messages that the test lets it read. */
-static void refused_repeated_and_gone(void)
+static void resent_message_fails_if_the_peer_exits_unready(void)
 {
 	enum { COUNT = 5, LENGTH = 8 };
 	struct side side;
-	struct process process = talk(&side);
+	struct process process = open_and_exchange_messages(&side);
 	char byte = 0;
 
 	if (!process.child) {
@@ -243,57 +243,57 @@ static void refused_repeated_and_gone(void)
 		process_barrier(&process);
 		soft_lock();
 		process_barrier(&process);
-		hear(&process, &byte, 1);
+		process_receive(&process, &byte, 1);
 		refuse_one(&side);
-		hear(&process, &byte, 1);
-		leave(KILLED);
+		process_receive(&process, &byte, 1);
+		exit_process(KILLED);
 	}
 	send_many(&side, FIRST_LAST, LAST + 1, LENGTH);
 	expect_many(&side, FIRST_LAST, LAST + 1);
 	process_barrier(&process);
 	process_barrier(&process);
 	send_many(&side, 99, COUNT, LENGTH);
-	uint64_t before = written_by(&side);
+	uint64_t before = bytes_written(&side);
 
-	tell(&process, &byte, 1);
-	while (written_by(&side) - before < COUNT * (SOFT_FRAME_HEADER + LENGTH))
+	process_send(&process, &byte, 1);
+	while (bytes_written(&side) - before < COUNT * (SOFT_FRAME_HEADER + LENGTH))
 		expect_no_wc(&side);
-	tell(&process, &byte, 1);
+	process_send(&process, &byte, 1);
 	for (uint64_t i = 0; i < COUNT; i++)
 		expect_wc(&side, 99 + i, i ? IBV_WC_WR_FLUSH_ERR : IBV_WC_RETRY_EXC_ERR);
-	left(&process, &side);
+	wait_for_exit(&process, &side);
 }
 
 /* Check that a queue pair fails when its peer exits, if its owner has called end_with_peer
  * (abi/device_calls.h). */
-static void ends_with_its_peer(enum way way)
+static void queue_pair_fails_when_its_peer_exits(enum way way)
 {
 	struct side side;
-	struct process process = talk(&side);
+	struct process process = open_and_exchange_messages(&side);
 
 	verbs->device->end_with_peer(side.qp);
 	process_barrier(&process);
 	if (!process.child)
-		leave(way);
+		exit_process(way);
 	receive_many(&side, LAST + 1, IBV_WC_WR_FLUSH_ERR);
 	expect_event(&side, IBV_EVENT_QP_FATAL);
-	left(&process, &side);
+	wait_for_exit(&process, &side);
 }
 
 int main(void)
 {
 	for (int way = 0; way < WAYS; way++) {
-		STEP(received_and_gone((enum way)way, 8));
-		STEP(received_and_gone((enum way)way, LONG));
-		STEP(ends_with_its_peer((enum way)way));
+		STEP(messages_succeed_if_the_receiver_then_exits((enum way)way, 8));
+		STEP(messages_succeed_if_the_receiver_then_exits((enum way)way, LONG));
+		STEP(queue_pair_fails_when_its_peer_exits((enum way)way));
 	}
 	if (strcmp(getenv("AIORDMA_EMBEDDED_LINKS"), "tcp") != 0) {
-		STEP(one_received_and_gone());
-		STEP(sent_and_gone());
-		STEP(refused_repeated_and_gone());
+		STEP(only_messages_read_before_exit_succeed());
+		STEP(message_sent_before_exit_is_received());
+		STEP(resent_message_fails_if_the_peer_exits_unready());
 	} else {
-		STEP(refused_and_gone(read_one));
+		STEP(message_without_receive_fails_when_the_peer_exits(steal_next_request));
 	}
-	STEP(refused_and_gone(nothing));
+	STEP(message_without_receive_fails_when_the_peer_exits(do_nothing));
 	return 0;
 }

@@ -29,7 +29,7 @@ static void expect_port_event(struct side *side, enum ibv_event_type type)
 	verbs->ibv_ack_async_event(&event);
 }
 
-static bool event_is_there(struct side *side)
+static bool has_event(struct side *side)
 {
 	struct pollfd fd = {.fd = side->context->async_fd, .events = POLLIN};
 
@@ -39,13 +39,13 @@ static bool event_is_there(struct side *side)
 
 static void send_one(struct side *from, struct side *to, uint64_t wr_id)
 {
-	receive_at(to, wr_id, 0, 64);
+	post_receive_at(to, wr_id, 0, 64);
 	RUN(from, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = wr_id, .length = 8);
 	expect_wc(to, wr_id, IBV_WC_SUCCESS);
 }
 
 /* Check that a short port failure delays messages but loses none. */
-static void down_and_up(void)
+static void short_port_failure_delays_but_loses_no_messages(void)
 {
 	struct side a, b;
 
@@ -57,9 +57,9 @@ static void down_and_up(void)
 	expect_port_event(&a, IBV_EVENT_PORT_ERR);
 	expect_port_event(&b, IBV_EVENT_PORT_ERR);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
-	CHECK(!event_is_there(&a)); /* the port is already down */
+	CHECK(!has_event(&a)); /* the port is already down */
 
-	receive_at(&b, 2, 0, 64);
+	post_receive_at(&b, 2, 0, 64);
 	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	for (int i = 0; i < 1000; i++) {
 		struct ibv_wc wc;
@@ -75,7 +75,7 @@ static void down_and_up(void)
 	expect_wc(&b, 2, IBV_WC_SUCCESS);
 	send_one(&b, &a, 3);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
-	CHECK(!event_is_there(&a));
+	CHECK(!has_event(&a));
 	/* Destroy the pair while the port is down. The port of the next device must be active. */
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	close_pair(&a, &b);
@@ -86,7 +86,7 @@ static void down_and_up(void)
 }
 
 /* Check that a queue pair brought up while the port is down connects once the port is active. */
-static void connected_later(void)
+static void queue_pair_connects_once_the_port_is_active(void)
 {
 	struct side a, b;
 
@@ -94,7 +94,7 @@ static void connected_later(void)
 	OPEN(&b, .timeout = 20);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	connect_pair(&a, &b);
-	receive_at(&b, 1, 0, 64);
+	post_receive_at(&b, 1, 0, 64);
 	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	for (int i = 0; i < 1000; i++)
 		expect_no_wc(&b);
@@ -105,7 +105,7 @@ static void connected_later(void)
 }
 
 /* Check that requests fail when a port failure outlasts their retries (IBTA 9.7.6.1.3). */
-static void given_up(struct side *a, struct side *b)
+static void requests_fail_when_port_failure_outlasts_retries(struct side *a, struct side *b)
 {
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	expect_port_event(a, IBV_EVENT_PORT_ERR);
@@ -117,17 +117,17 @@ static void given_up(struct side *a, struct side *b)
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	expect_port_event(b, IBV_EVENT_PORT_ACTIVE);
 	RUN(b, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	CHECK(!event_is_there(b));
+	CHECK(!has_event(b));
 }
 
 /* Check that requests fail if only the port of the peer process is down. */
-static void given_up_by_the_peer(void)
+static void requests_fail_when_only_the_peers_port_is_down(void)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 
 	OPEN(&side, .timeout = 1, .retry_cnt = 1);
-	struct address peer = exchange(&process, &side);
+	struct address peer = exchange_addresses(&process, &side);
 
 	bring_up(&side, &peer);
 	process_barrier(&process);
@@ -146,11 +146,11 @@ static void given_up_by_the_peer(void)
 	}
 	process_barrier(&process);
 	close_side(&side);
-	join(&process);
+	process_join(&process);
 }
 
 /* Check that UC queue pairs lose messages while the port is down, but continue to work. */
-static void unreliable(struct side *a, struct side *b)
+static void uc_loses_messages_while_the_port_is_down(struct side *a, struct side *b)
 {
 	send_one(a, b, 1);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
@@ -161,7 +161,7 @@ static void unreliable(struct side *a, struct side *b)
 }
 
 /* Check that connections work after a LID change, because peers are not found by LID. */
-static void another_lid(struct side *a, struct side *b)
+static void connections_survive_a_lid_change(struct side *a, struct side *b)
 {
 	struct side c, d;
 
@@ -173,11 +173,11 @@ static void another_lid(struct side *a, struct side *b)
 	close_pair(&c, &d);
 }
 
-static void device_fatal(struct side *a, struct side *b)
+static void fatal_event_fails_all_queue_pairs_of_the_device(struct side *a, struct side *b)
 {
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_RC};
 
-	receive_at(b, 1, 0, 64);
+	post_receive_at(b, 1, 0, 64);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_DEVICE_FATAL));
 	expect_port_event(a, IBV_EVENT_DEVICE_FATAL);
 	expect_port_event(b, IBV_EVENT_DEVICE_FATAL);
@@ -194,7 +194,7 @@ static void device_fatal(struct side *a, struct side *b)
 	close_pair(&c, &d);
 }
 
-static void only_told(void)
+static void port_change_events_are_reported_and_others_rejected(void)
 {
 	static const enum ibv_event_type told[] = {
 		IBV_EVENT_PKEY_CHANGE,
@@ -216,7 +216,7 @@ static void only_told(void)
 	}
 	FOR_EACH (i, refused)
 		CHECK_EQUAL(aiordma_embedded_raise(refused[i]), EINVAL);
-	CHECK(!event_is_there(&a));
+	CHECK(!has_event(&a));
 	close_side(&a);
 }
 
@@ -241,7 +241,7 @@ static void change_interface(const char *name, const char *address, short flags)
 	close(fd);
 }
 
-static bool gid_at_is(struct side *side, int index, const char *address)
+static bool has_gid_at(struct side *side, int index, const char *address)
 {
 	union ibv_gid gid, expected = {.raw = {0}};
 
@@ -265,9 +265,9 @@ static int try_gid(struct side *side, int index)
 
 /* Check that the GID table follows address changes, in a network namespace that no other process
  * uses. */
-static void addresses_change(void)
+static void gid_table_follows_address_changes(void)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct ibv_gid_entry entries[8];
 	struct side side;
 
@@ -282,8 +282,8 @@ static void addresses_change(void)
 		change_interface("lo:2", "127.9.9.2", 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
 		CHECK_EQUAL(port_of(&side).gid_tbl_len, fixed + 2);
-		CHECK(gid_at_is(&side, fixed, "127.9.9.1"));
-		CHECK(gid_at_is(&side, fixed + 1, "127.9.9.2"));
+		CHECK(has_gid_at(&side, fixed, "127.9.9.1"));
+		CHECK(has_gid_at(&side, fixed + 1, "127.9.9.2"));
 		CHECK_OK(try_gid(&side, fixed));
 
 		/* A removed address leaves an empty entry, so that the other entries keep their
@@ -291,8 +291,8 @@ static void addresses_change(void)
 		change_interface("lo:1", NULL, 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
 		CHECK_EQUAL(port_of(&side).gid_tbl_len, fixed + 2);
-		CHECK(gid_at_is(&side, fixed, NULL));
-		CHECK(gid_at_is(&side, fixed + 1, "127.9.9.2"));
+		CHECK(has_gid_at(&side, fixed, NULL));
+		CHECK(has_gid_at(&side, fixed + 1, "127.9.9.2"));
 		CHECK_EQUAL(try_gid(&side, fixed), EINVAL);
 		side.options.gid = 0;
 		CHECK_EQUAL(verbs->_ibv_query_gid_ex(side.context, 1, (uint32_t)fixed, entries, 0,
@@ -304,14 +304,14 @@ static void addresses_change(void)
 		CHECK_EQUAL(entries[fixed].gid_index, fixed + 1);
 		change_interface("lo:3", "127.9.9.3", 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
-		CHECK(gid_at_is(&side, fixed, "127.9.9.3"));
+		CHECK(has_gid_at(&side, fixed, "127.9.9.3"));
 		change_interface("lo:2", NULL, 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
 		CHECK_EQUAL(port_of(&side).gid_tbl_len, fixed + 1);
-		CHECK(!event_is_there(&side));
+		CHECK(!has_event(&side));
 		close_side(&side);
 	}
-	join(&process);
+	process_join(&process);
 }
 
 static int rtr_without_a_gid(struct side *side)
@@ -336,9 +336,9 @@ static int rtr_without_a_gid(struct side *side)
 /* Check the order of the GID table. Loopback addresses come last, because many programs use the
  * first GID, which must reach other hosts. Later changes do not move entries. An address vector
  * without a GID refers to this device, even if the first entry is empty. */
-static void loopback_addresses_come_last(void)
+static void loopback_addresses_come_last_in_the_gid_table(void)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 
 	if (!process.child) {
@@ -348,26 +348,26 @@ static void loopback_addresses_come_last(void)
 		change_interface("lo:2", "10.9.9.2", 0);
 		OPEN(&side);
 		CHECK_EQUAL(side.options.gid, 1);
-		CHECK(gid_at_is(&side, 0, "10.9.9.2"));
-		CHECK(gid_at_is(&side, 1, "127.0.0.1"));
-		CHECK(gid_at_is(&side, 2, "127.9.9.1"));
+		CHECK(has_gid_at(&side, 0, "10.9.9.2"));
+		CHECK(has_gid_at(&side, 1, "127.0.0.1"));
+		CHECK(has_gid_at(&side, 2, "127.9.9.1"));
 		int count = port_of(&side).gid_tbl_len; /* the last entry may be ::1 */
 
 		change_interface("lo:3", "10.9.9.3", 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
-		CHECK(gid_at_is(&side, 1, "127.0.0.1"));
-		CHECK(gid_at_is(&side, count, "10.9.9.3"));
+		CHECK(has_gid_at(&side, 1, "127.0.0.1"));
+		CHECK(has_gid_at(&side, count, "10.9.9.3"));
 
 		change_interface("lo:2", NULL, 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
-		CHECK(gid_at_is(&side, 0, NULL));
+		CHECK(has_gid_at(&side, 0, NULL));
 		CHECK_OK(rtr_without_a_gid(&side));
 		change_interface("lo:4", "10.9.9.4", 0);
 		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
-		CHECK(gid_at_is(&side, 0, "10.9.9.4"));
+		CHECK(has_gid_at(&side, 0, "10.9.9.4"));
 		close_side(&side);
 	}
-	join(&process);
+	process_join(&process);
 }
 
 /* ---- an interface of its own ----------------------------------------------------------------- */
@@ -386,7 +386,7 @@ static void expect_change(struct side *side, enum ibv_event_type type, enum ibv_
 	CHECK_EQUAL(port_of(side).state, state);
 }
 
-static void follows_its_interface(void)
+static void port_state_follows_its_interface(void)
 {
 	struct side side, later;
 	int index = 0;
@@ -396,14 +396,14 @@ static void follows_its_interface(void)
 	for (int i = 0; i < 2; i++) { /* the second time with a new device */
 		OPEN(&side);
 		CHECK_EQUAL(port_of(&side).state, IBV_PORT_DOWN);
-		CHECK(!event_is_there(&side));
+		CHECK(!has_event(&side));
 		close_side(&side);
 	}
 	OPEN(&side);
 	change_interface("lo", NULL, IFF_UP);
 	expect_change(&side, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
 	change_interface("lo:1", "127.9.9.1", 0); /* address with a label */
-	while (!gid_at_is(&side, index, "127.9.9.1"))
+	while (!has_gid_at(&side, index, "127.9.9.1"))
 		index = (index + 1) % port_of(&side).gid_tbl_len;
 
 	/* A port that a test has taken down stays down until the interface changes. */
@@ -417,7 +417,7 @@ static void follows_its_interface(void)
 
 	change_interface("lo", NULL, 0);
 	expect_change(&side, IBV_EVENT_PORT_ERR, IBV_PORT_DOWN);
-	CHECK(gid_at_is(&side, index, "127.9.9.1"));
+	CHECK(has_gid_at(&side, index, "127.9.9.1"));
 	change_interface("lo", NULL, IFF_UP);
 	expect_change(&side, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
 	close_side(&side);
@@ -441,7 +441,7 @@ static void change_route(unsigned long request, unsigned short flags)
 
 /* Check the results of entering RTR and of creating an address handle for 203.0.113.1 (TEST-NET-3).
  * `expected` depends on the routing table. */
-static void goes_there(struct side *side, int expected)
+static void expect_route_result(struct side *side, int expected)
 {
 	struct address there = address_of_side(side);
 	struct ibv_ah *ah;
@@ -469,9 +469,9 @@ static void take_all_ports(void)
 	CHECK_OK(bind(socket(AF_INET, SOCK_DGRAM, 0), (struct sockaddr *)&any, sizeof(any)));
 }
 
-static void routes(void)
+static void rtr_and_create_ah_fail_without_a_route(void)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 
 	if (!process.child) {
@@ -479,36 +479,36 @@ static void routes(void)
 		change_interface("lo", NULL, IFF_UP);
 		OPEN(&side);
 		CHECK_OK(to_init(&side));
-		goes_there(&side, ENETUNREACH);
+		expect_route_result(&side, ENETUNREACH);
 		change_route(SIOCADDRT, RTF_REJECT);
-		goes_there(&side, EHOSTUNREACH);
+		expect_route_result(&side, EHOSTUNREACH);
 		change_route(SIOCDELRT, RTF_REJECT);
 		change_route(SIOCADDRT, 0);
-		goes_there(&side, 0);
+		expect_route_result(&side, 0);
 		close_side(&side);
 		take_all_ports();
 		OPEN(&side);
 		CHECK_OK(to_init(&side));
-		goes_there(&side, 0);
+		expect_route_result(&side, 0);
 		close_side(&side);
 	}
-	join(&process);
+	process_join(&process);
 }
 
 int main(void)
 {
-	in_child(follows_its_interface);
+	in_child(port_state_follows_its_interface);
 	limit_seconds(60);
-	STEP(down_and_up());
-	STEP(connected_later());
-	PAIR(given_up, .timeout = 1, .retry_cnt = 1);
-	STEP(given_up_by_the_peer());
-	PAIR(unreliable, .uc = true);
-	PAIR(another_lid);
-	PAIR(device_fatal);
-	STEP(only_told());
-	STEP(addresses_change());
-	STEP(loopback_addresses_come_last());
-	STEP(routes());
+	STEP(short_port_failure_delays_but_loses_no_messages());
+	STEP(queue_pair_connects_once_the_port_is_active());
+	PAIR(requests_fail_when_port_failure_outlasts_retries, .timeout = 1, .retry_cnt = 1);
+	STEP(requests_fail_when_only_the_peers_port_is_down());
+	PAIR(uc_loses_messages_while_the_port_is_down, .uc = true);
+	PAIR(connections_survive_a_lid_change);
+	PAIR(fatal_event_fails_all_queue_pairs_of_the_device);
+	STEP(port_change_events_are_reported_and_others_rejected());
+	STEP(gid_table_follows_address_changes());
+	STEP(loopback_addresses_come_last_in_the_gid_table());
+	STEP(rtr_and_create_ah_fail_without_a_route());
 	return 0;
 }

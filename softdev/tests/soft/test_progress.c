@@ -13,16 +13,16 @@
 
 /* Check that repeatedly closing all devices leaves no thread or file descriptor behind, with and
  * without a stream. */
-static void nothing_left(void)
+static void closing_devices_leaves_no_threads_or_descriptors(void)
 {
-	int before = resources();
+	int before = count_resources();
 
 	for (int round = 0; round < 20; round++) {
 		struct side a, b;
 
 		OPEN_PAIR(&a, &b);
 		if (round % 2)
-			one_message(&a, &b);
+			send_one_message(&a, &b);
 		close_pair(&a, &b);
 		expect_resources(before);
 	}
@@ -64,7 +64,7 @@ static void wait_for_status(const char *begins, char value[256])
 }
 
 /* Returns how often the device's thread has gone to sleep. */
-static long naps(void)
+static long count_sleeps(void)
 {
 	char value[256];
 
@@ -74,20 +74,20 @@ static long naps(void)
 
 /* Wait until the device's thread stays asleep. After the last work, it polls for some milliseconds,
  * or longer on a busy machine. If something keeps waking it, the test times out. */
-static void falls_asleep(void)
+static void expect_device_sleeps(void)
 {
 	long before;
 
 	do {
-		before = naps();
+		before = count_sleeps();
 		poll(NULL, 0, 400);
-	} while (naps() != before);
+	} while (count_sleeps() != before);
 }
 
 /* Check that the device's thread blocks all signals except those for its own faults, so that the
  * application's threads receive the others. If a fault's signal were blocked, the kernel would kill
  * the process without calling the application's handler. */
-static void signals(void)
+static void device_thread_blocks_all_but_fault_signals(void)
 {
 	static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 	uint64_t expected = ~UINT64_C(0);
@@ -108,15 +108,15 @@ static void signals(void)
 }
 
 /* Check that an idle device with open connections uses no CPU time. */
-static void idle(struct side *a, struct side *b)
+static void idle_connection_uses_no_cpu(struct side *a, struct side *b)
 {
-	one_message(a, b);
-	falls_asleep();
+	send_one_message(a, b);
+	expect_device_sleeps();
 }
 
 /* Returns whether processes communicate through shared memory. Over TCP, a process does not know
  * whether its peer is awake. */
-static bool by_shared_memory(void)
+static bool uses_shared_memory(void)
 {
 	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
 
@@ -125,34 +125,34 @@ static bool by_shared_memory(void)
 
 /* Increment a word of the peer's memory. Stores the previous value at offset 64 of the local
  * memory. */
-static void count(struct side *side, const struct address *peer, int word)
+static void increment_word(struct side *side, const struct address *peer, int word)
 {
 	RUN(side, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
 	    .offset = 64, AT(peer, 8u * (unsigned)word), .compare_add = 1);
 }
 
 /* Check that two connected processes use no CPU time after both have polled and then waited. */
-static void idle_peers(void)
+static void idle_processes_use_no_cpu_after_polling(void)
 {
 	struct process process;
 	struct side side;
 
 	open_peers(&process, &side, (struct options){0}, 0, 0);
 	for (int i = 0; i < 200; i++) {
-		receive_at(&side, 1, 0, 8);
+		post_receive_at(&side, 1, 0, 8);
 		process_barrier(&process);
 		RUN(&side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 	}
 	CHECK_OK(side.context->ops.req_notify_cq(side.cq, 0));
 	process_barrier(&process);
-	falls_asleep();
+	expect_device_sleeps();
 	close_peers(&process, &side);
 }
 
 /* Check that a process serves its peer's requests while it computes. If `stays` is true, the
  * process has announced another poll, but computes instead of polling. */
-static void busy_application(bool stays)
+static void requests_are_served_while_application_is_busy(bool stays)
 {
 	enum { WRITES = 200, POLLED = 50, DONE = 1 };
 	struct process process;
@@ -162,8 +162,8 @@ static void busy_application(bool stays)
 
 	if (process.child) {
 		for (int i = 0; i < WRITES; i++)
-			count(&side, &peer, 0);
-		count(&side, &peer, DONE);
+			increment_word(&side, &peer, 0);
+		increment_word(&side, &peer, DONE);
 	} else {
 		struct ibv_wc wc;
 
@@ -185,7 +185,7 @@ static void busy_application(bool stays)
 }
 
 /* Make the channel's fd non-blocking, and also readable when the device has work (wake_early). */
-static void show_work(struct ibv_comp_channel *channel)
+static void enable_early_wake(struct ibv_comp_channel *channel)
 {
 	CHECK_OK(fcntl(channel->fd, F_SETFL, O_NONBLOCK));
 	verbs->device->wake_early(channel->fd);
@@ -193,7 +193,7 @@ static void show_work(struct ibv_comp_channel *channel)
 
 /* Check that a completion wakes a thread that waits in ibv_get_cq_event, or in poll() on the
  * channel's fd, with or without wake_early. */
-static void waking(void)
+static void completion_wakes_a_waiting_thread(void)
 {
 	for (int way = 0; way < 3; way++) {
 		struct process process;
@@ -205,7 +205,7 @@ static void waking(void)
 		if (way == 1) /* the fd is readable for events only */
 			CHECK_OK(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK));
 		if (way == 2) /* the fd is also readable for work */
-			show_work(side.channel);
+			enable_early_wake(side.channel);
 		for (int i = 0; i < 300; i++) {
 			bool mine = (i & 1) == (process.child != 0);
 
@@ -230,21 +230,21 @@ static void waking(void)
 			}
 			CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
 			if (!mine)
-				receive_at(&side, 1, 0, 8);
+				post_receive_at(&side, 1, 0, 8);
 		}
 		close_peers(&process, &side);
 	}
 }
 
 /* Exchange messages on a pair that only this thread uses. */
-static void *talk(void *unused)
+static void *exchange_messages(void *unused)
 {
 	struct side a, b;
 
 	(void)unused;
 	OPEN_PAIR(&a, &b);
 	for (unsigned i = 0; i < 200; i++) {
-		receive_at(&b, i, 0, 4000);
+		post_receive_at(&b, i, 0, 4000);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 1 + i * 19);
 		POST(&b, IBV_WR_RDMA_READ, .wr_id = 1000, .length = 4000, .offset = 8192,
 		     REMOTE(&a, 8192));
@@ -255,12 +255,12 @@ static void *talk(void *unused)
 	return NULL;
 }
 
-static void threads(void)
+static void threads_can_use_separate_pairs_concurrently(void)
 {
 	pthread_t thread[4];
 
 	for (int i = 0; i < 4; i++)
-		CHECK_OK(pthread_create(&thread[i], NULL, talk, NULL));
+		CHECK_OK(pthread_create(&thread[i], NULL, exchange_messages, NULL));
 	for (int i = 0; i < 20; i++) {
 		struct side a, b;
 
@@ -273,7 +273,7 @@ static void threads(void)
 
 /* Simulate threads that a fork interrupts: locks are held, and events have been read but not
  * acknowledged. */
-static void begin_what_a_child_cannot_end(struct side *a, struct ibv_async_event *event)
+static void hold_locks_and_events(struct side *a, struct ibv_async_event *event)
 {
 	struct ibv_cq *cq;
 	void *context;
@@ -292,7 +292,7 @@ static void begin_what_a_child_cannot_end(struct side *a, struct ibv_async_event
 #endif
 }
 
-static void end_it(struct side *a, struct ibv_async_event *event)
+static void release_locks_and_events(struct side *a, struct ibv_async_event *event)
 {
 #ifndef __SANITIZE_THREAD__
 	pthread_mutex_unlock(&soft_cq_of(a->cq)->lock);
@@ -305,7 +305,7 @@ static void end_it(struct side *a, struct ibv_async_event *event)
 	close_side(a);
 }
 
-static bool armed_counts(void)
+static bool has_armed_cq(void)
 {
 	return LOCKED(soft_engine_may_have_sleeper());
 }
@@ -340,16 +340,16 @@ static void hurry_acknowledgement(struct side *b)
  * close the inherited objects. An acknowledgement that is delayed during the fork belongs to the
  * parent. The child's device must not send it, and must not raise an event in the parent because it
  * was not sent. */
-static void forking(void)
+static void child_cannot_use_parents_device_but_opens_its_own(void)
 {
 	struct ibv_async_event event;
 	struct side a, b, busy;
 
 	OPEN(&busy, .shared = 1);
 	bring_up(&busy, &(struct address){.qpn = 1});
-	begin_what_a_child_cannot_end(&busy, &event);
+	hold_locks_and_events(&busy, &event);
 	OPEN_PAIR(&a, &b);
-	one_message(&a, &b);
+	send_one_message(&a, &b);
 	delay_acknowledgement(&b);
 	pid_t child = fork_asleep();
 
@@ -364,7 +364,7 @@ static void forking(void)
 		struct side c, d;
 
 		OPEN_PAIR(&c, &d);
-		one_message(&c, &d);
+		send_one_message(&c, &d);
 		soft_progress();
 		close_pair(&c, &d);
 #endif
@@ -373,18 +373,18 @@ static void forking(void)
 		close_side(&busy);
 		_exit(0);
 	}
-	expect_ended_well(child);
+	expect_exit_success(child);
 	/* The parent is not affected. */
 	expect_no_event(&b);
 	hurry_acknowledgement(&b);
-	one_message(&a, &b);
+	send_one_message(&a, &b);
 	close_pair(&a, &b);
-	end_it(&busy, &event);
+	release_locks_and_events(&busy, &event);
 }
 
 /* Check that the child of a fork does not count its parent's polling threads and armed CQs as its
  * own. When the process forks, it has one of each. */
-static void forking_while_polling(void)
+static void child_does_not_inherit_pollers_or_armed_cqs(void)
 {
 	struct side side;
 
@@ -395,22 +395,22 @@ static void forking_while_polling(void)
 
 	CHECK(child >= 0);
 	if (child == 0) {
-		CHECK(!armed_counts());
+		CHECK(!has_armed_cq());
 		close_side(&side);
 #ifndef __SANITIZE_THREAD__ /* ThreadSanitizer cannot start threads in this child */
-		waking();
+		completion_wakes_a_waiting_thread();
 #endif
-		CHECK(!armed_counts());
+		CHECK(!has_armed_cq());
 		_exit(0);
 	}
-	expect_ended_well(child);
+	expect_exit_success(child);
 	soft_busy_poll(0);
 	close_side(&side);
 }
 
 /* Check that each transferred part of a message is counted, except for the last one. Messages of a
  * single part and READ requests are not counted. */
-static void parts(struct side *a, struct side *b)
+static void transferred_parts_are_counted_except_the_last(struct side *a, struct side *b)
 {
 	enum { LONG = 3 * 1024 * 1024 };
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ};
@@ -429,7 +429,7 @@ static void parts(struct side *a, struct side *b)
 /* Check that progress() counts a request that an application thread has served for a peer, even if
  * the request is small and the application is idle. Requests served by the device's thread are not
  * counted, so the peer repeats its request until one is counted. */
-static void serving(void)
+static void progress_counts_requests_served_by_application(void)
 {
 	const uint64_t told = (uint64_t)1 << 32;
 	struct process process;
@@ -440,14 +440,14 @@ static void serving(void)
 		uint64_t *before = (uint64_t *)(void *)(side.memory + 64);
 
 		do
-			count(&side, &peer, 0);
+			increment_word(&side, &peer, 0);
 		while (*before < told);
 	} else {
 		unsigned before = verbs->device->progress();
 		struct ibv_cq *cq;
 		void *context;
 
-		show_work(side.channel);
+		enable_early_wake(side.channel);
 		CHECK_OK(side.context->ops.req_notify_cq(side.cq, 0));
 		while (verbs->device->progress() == before)
 			CHECK_EQUAL(verbs->ibv_get_cq_event(side.channel, &cq, &context), -1);
@@ -459,10 +459,10 @@ static void serving(void)
 /* Check that a process counts its writes to an awake peer and to a sleeping peer separately, except
  * over TCP. One counted write to the awake peer is sufficient. On a busy machine, the peer's
  * application may not run while its device's thread serves a thousand requests. */
-static void meeting(void)
+static void writes_to_awake_and_asleep_peers_are_counted(void)
 {
 	enum { TIMES = 1000, DONE = 1 };
-	bool knows = by_shared_memory();
+	bool knows = uses_shared_memory();
 	struct process process;
 	struct side side;
 	struct address peer = open_peers(&process, &side, (struct options){0}, 0, 0);
@@ -473,14 +473,14 @@ static void meeting(void)
 		unsigned awake = soft_engine_writes(false);
 
 		for (int i = 0; knows ? soft_engine_writes(false) == awake : i < TIMES; i++)
-			count(&side, &peer, 0);
+			increment_word(&side, &peer, 0);
 		CHECK_EQUAL(soft_engine_writes(false) > awake, knows);
-		count(&side, &peer, DONE);
+		increment_word(&side, &peer, DONE);
 		process_barrier(&process);
 		process_barrier(&process);
 		unsigned woke = soft_engine_writes(true);
 
-		count(&side, &peer, 0);
+		increment_word(&side, &peer, 0);
 		CHECK_EQUAL(soft_engine_writes(true) > woke, knows);
 	} else {
 		struct ibv_wc wc;
@@ -492,7 +492,7 @@ static void meeting(void)
 		soft_busy_poll(0);
 		CHECK_OK(side.context->ops.req_notify_cq(side.cq, 0));
 		process_barrier(&process);
-		falls_asleep();
+		expect_device_sleeps();
 		process_barrier(&process);
 	}
 	close_peers(&process, &side);
@@ -500,7 +500,7 @@ static void meeting(void)
 
 /* Check that peers stop notifying if one thread sleeps on an armed CQ while another polls a
  * different CQ, as UCX does for datagrams. They must notify again once the CQ is armed again. */
-static void armed_elsewhere(struct side *side)
+static void armed_cq_is_ignored_while_another_cq_is_polled(struct side *side)
 {
 	struct ibv_wc wc;
 
@@ -510,10 +510,10 @@ static void armed_elsewhere(struct side *side)
 	CHECK(channel && cq);
 	for (int i = 0; i < 2; i++) {
 		CHECK_OK(side->context->ops.req_notify_cq(cq, 0));
-		CHECK(armed_counts());
+		CHECK(has_armed_cq());
 		CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
-		CHECK(armed_counts());
-		while (armed_counts()) /* bounded by limit_seconds */
+		CHECK(has_armed_cq());
+		while (has_armed_cq()) /* bounded by limit_seconds */
 			CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 	}
 	CHECK_OK(verbs->ibv_destroy_cq(cq));
@@ -540,7 +540,7 @@ static int paced_clock(clockid_t clock, struct timespec *now)
 
 /* Returns how often this thread sleeps during `polls` polls of an empty CQ. A yield does not
  * count. */
-static long sleeps_in_polls(struct side *side, int polls)
+static long count_sleeps_in_polls(struct side *side, int polls)
 {
 	struct rusage before, after;
 	struct ibv_wc wc;
@@ -555,14 +555,14 @@ static long sleeps_in_polls(struct side *side, int polls)
 /* Check that a polling thread sleeps instead of yielding if its yields are slow, so that it keeps
  * its time slice for the next message. The thread does not sleep if its yields are fast, or if
  * soft_busy_poll has declared that it will stop polling and sleep soon. */
-static void crowded(struct side *side)
+static void polling_thread_sleeps_if_its_yields_are_slow(struct side *side)
 {
 	__atomic_store_n(&pace, STANDS, __ATOMIC_RELAXED);
-	CHECK(sleeps_in_polls(side, 800) < 50);
+	CHECK(count_sleeps_in_polls(side, 800) < 50);
 	__atomic_store_n(&pace, RUNS, __ATOMIC_RELAXED);
-	CHECK(sleeps_in_polls(side, 800) >= 50);
+	CHECK(count_sleeps_in_polls(side, 800) >= 50);
 	soft_busy_poll(1);
-	CHECK(sleeps_in_polls(side, 8000) < 50);
+	CHECK(count_sleeps_in_polls(side, 8000) < 50);
 	soft_busy_poll(0);
 }
 
@@ -574,20 +574,20 @@ int main(void)
 	platform.clock = paced_clock;
 	soft_device.platform = &platform;
 	limit_seconds(100);
-	STEP(waking());
-	STEP(busy_application(false));
-	STEP(busy_application(true));
-	STEP(nothing_left());
-	STEP(signals());
-	PAIR(idle);
-	STEP(idle_peers());
-	PAIR(parts, .memory = 6 << 20);
-	STEP(serving());
-	STEP(meeting());
-	SIDE(armed_elsewhere);
-	STEP(threads());
-	STEP(forking());
-	STEP(forking_while_polling());
-	SIDE(crowded); /* last, because its clock is far ahead */
+	STEP(completion_wakes_a_waiting_thread());
+	STEP(requests_are_served_while_application_is_busy(false));
+	STEP(requests_are_served_while_application_is_busy(true));
+	STEP(closing_devices_leaves_no_threads_or_descriptors());
+	STEP(device_thread_blocks_all_but_fault_signals());
+	PAIR(idle_connection_uses_no_cpu);
+	STEP(idle_processes_use_no_cpu_after_polling());
+	PAIR(transferred_parts_are_counted_except_the_last, .memory = 6 << 20);
+	STEP(progress_counts_requests_served_by_application());
+	STEP(writes_to_awake_and_asleep_peers_are_counted());
+	SIDE(armed_cq_is_ignored_while_another_cq_is_polled);
+	STEP(threads_can_use_separate_pairs_concurrently());
+	STEP(child_cannot_use_parents_device_but_opens_its_own());
+	STEP(child_does_not_inherit_pollers_or_armed_cqs());
+	SIDE(polling_thread_sleeps_if_its_yields_are_slow); /* last, because its clock is far ahead */
 	return 0;
 }

@@ -11,7 +11,7 @@ enum {
 
 /* Check that create_qp_ex rejects unsupported operations, flags and limits, and requires a
  * domain. */
-static void creating(void)
+static void create_qp_ex_rejects_unsupported_attributes(void)
 {
 	const uint32_t as_usual = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS |
 				  IBV_QP_INIT_ATTR_CREATE_FLAGS;
@@ -79,13 +79,13 @@ static void creating(void)
 	close_side(&a);
 }
 
-static void sge(struct ibv_qp_ex *qp, struct side *side, size_t offset, uint32_t length)
+static void set_sge(struct ibv_qp_ex *qp, struct side *side, size_t offset, uint32_t length)
 {
 	qp->wr_set_sge(qp, side->mr->lkey, (uintptr_t)side->memory + offset, length);
 }
 
 /* Check that ATOMIC WRITE writes eight bytes and requires the right to write (IBTA annex A19). */
-static void atomic_write(void)
+static void atomic_write_writes_eight_bytes_and_checks_rights(void)
 {
 	const uint64_t word = 0x0102030405060708;
 	struct side a, b;
@@ -124,7 +124,7 @@ static void atomic_write(void)
 				  .rkey = b.mr->rkey};
 
 	memcpy(a.memory, &word, 8);
-	carry_out(&a, IBV_WC_SUCCESS, request);
+	run_request(&a, IBV_WC_SUCCESS, request);
 	CHECK(!memcmp(b.memory + 64, &word, 8));
 	/* These operations have no setter (ibv_wr_post(3), "setters"). */
 	for (int local = 0; local < 2; local++) {
@@ -133,7 +133,7 @@ static void atomic_write(void)
 			qp->wr_local_inv(qp, 1);
 		else
 			qp->wr_atomic_write(qp, b.mr->rkey, (uintptr_t)b.memory, &word);
-		sge(qp, &a, 0, 8);
+		set_sge(qp, &a, 0, 8);
 		CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
 	}
 	/* The word must be eight bytes long, even if it is inline. Its remote address must be
@@ -155,7 +155,7 @@ static void atomic_write(void)
 		if (i == 4)
 			b.options.rights = ALL_RIGHTS & ~IBV_ACCESS_REMOTE_WRITE;
 		connect_again(&a, &b);
-		carry_out(&a, expected[i], request);
+		run_request(&a, expected[i], request);
 	}
 	memcpy(&seen, b.memory, 8);
 	CHECK_EQUAL(seen, word);
@@ -163,7 +163,7 @@ static void atomic_write(void)
 	close_pair(&a, &b);
 }
 
-static void unreliable(void)
+static void uc_builders_send_immediate_data(void)
 {
 	struct side a, b;
 
@@ -173,22 +173,22 @@ static void unreliable(void)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	fill(a.memory, 200, 1);
-	receive_at(&b, 1, 8192, 64);
-	receive_at(&b, 2, 8192, 64);
+	post_receive_at(&b, 1, 8192, 64);
+	post_receive_at(&b, 2, 8192, 64);
 	qp->wr_start(qp);
 	qp->wr_rdma_write_imm(qp, b.mr->rkey, (uintptr_t)b.memory, 5);
-	sge(qp, &a, 0, 200);
+	set_sge(qp, &a, 0, 200);
 	qp->wr_send_imm(qp, 6);
-	sge(qp, &a, 0, 64);
+	set_sge(qp, &a, 0, 64);
 	CHECK_OK(qp->wr_complete(qp));
 	CHECK_EQUAL(expect_wc(&b, 1, IBV_WC_SUCCESS).imm_data, 5);
 	CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_SUCCESS).imm_data, 6);
-	CHECK(filled(b.memory, 200, 1) && filled(b.memory + 8192, 64, 1));
+	CHECK(is_filled(b.memory, 200, 1) && is_filled(b.memory + 8192, 64, 1));
 	close_pair(&a, &b);
 }
 
 /* Check that IBV_QP_CREATE_BLOCK_SELF_MCAST_LB hides a multicast message from its sender only. */
-static void no_echo(void)
+static void multicast_loopback_can_be_blocked_for_the_sender(void)
 {
 	const union ibv_gid group = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 239, [15] = 77}};
 	struct side a, b;
@@ -204,7 +204,7 @@ static void no_echo(void)
 		ud_bring_up(sides[i], QKEY);
 		CHECK_OK(verbs->ibv_attach_mcast(sides[i]->qp, &group, 0));
 		for (uint64_t j = 1; j <= 2; j++)
-			receive_at(sides[i], j, 4096, 4096);
+			post_receive_at(sides[i], j, 4096, 4096);
 	}
 	for (int i = 0; i < 2; i++) { /* a, then b */
 		struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(sides[i]->qp);
@@ -232,7 +232,7 @@ static void no_echo(void)
 
 /* Check that the setters copy inline data, so that the caller can reuse the buffer immediately
  * (ibv_wr_post(3)). */
-static void inline_data(void)
+static void inline_data_is_copied_when_set(void)
 {
 	struct side a, b;
 	char first[] = "one ", second[] = "", third[] = "two";
@@ -245,7 +245,7 @@ static void inline_data(void)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned i = 1; i <= 6; i++)
-		receive_at(&b, i, 64 * i, 64);
+		post_receive_at(&b, i, 64 * i, 64);
 	qp->wr_start(qp);
 	qp->wr_id = 1;
 	/* Exceed the batch's initial capacity, so that its memory moves. */
@@ -285,7 +285,7 @@ static void inline_data(void)
 }
 
 /* Check that inline data and the word of an ATOMIC WRITE need no SGE. */
-static void no_sges(void)
+static void inline_data_and_atomic_write_need_no_sge(void)
 {
 	const uint64_t word = 0x0102030405060708;
 	struct side a, b;
@@ -304,7 +304,7 @@ static void no_sges(void)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned i = 1; i <= 2; i++)
-		receive_at(&b, i, 64 * i, 64);
+		post_receive_at(&b, i, 64 * i, 64);
 	qp->wr_start(qp);
 	qp->wr_id = 1;
 	qp->wr_send(qp);
@@ -323,7 +323,7 @@ static void no_sges(void)
 	/* An explicit SGE exceeds the limit of 0. */
 	qp->wr_start(qp);
 	qp->wr_send(qp);
-	sge(qp, &a, 0, 8);
+	set_sge(qp, &a, 0, 8);
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND,
 					      .flags = IBV_SEND_INLINE,
@@ -333,11 +333,11 @@ static void no_sges(void)
 }
 
 /* Check that the batch is empty and that none of its requests was posted. */
-static void nothing_happened(struct side *a, struct side *b)
+static void expect_empty_batch(struct side *a, struct side *b)
 {
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
 
-	receive_at(b, 5, 0, 64);
+	post_receive_at(b, 5, 0, 64);
 	qp->wr_start(qp);
 	qp->wr_id = 5;
 	qp->wr_flags = 0;
@@ -347,7 +347,7 @@ static void nothing_happened(struct side *a, struct side *b)
 	expect_wc(b, 5, IBV_WC_SUCCESS);
 }
 
-static void mistakes(struct side *a, struct side *b)
+static void first_error_rejects_the_whole_batch(struct side *a, struct side *b)
 {
 	struct ibv_sge sges[5] = {{0}};
 	uint8_t data[64] = {0};
@@ -358,7 +358,7 @@ static void mistakes(struct side *a, struct side *b)
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL); /* no wr_start */
 	qp->wr_send(qp);
 	qp->wr_abort(qp);
-	nothing_happened(a, b);
+	expect_empty_batch(a, b);
 
 /* Put a mistake between valid requests. wr_complete must return the first error and post
  * nothing. */
@@ -371,7 +371,7 @@ static void mistakes(struct side *a, struct side *b)
 		qp->wr_send(qp);                                                                   \
 		qp->wr_rdma_write(qp, 1, 1);                                                       \
 		CHECK_EQUAL(qp->wr_complete(qp), error);                                           \
-		nothing_happened(a, b);                                                            \
+		expect_empty_batch(a, b);                                                          \
 	} while (0)
 	MISTAKE(EOPNOTSUPP, qp->wr_rdma_write(qp, 1, 1));
 	MISTAKE(EOPNOTSUPP, qp->wr_rdma_write_imm(qp, 1, 1, 1));
@@ -402,19 +402,19 @@ static void mistakes(struct side *a, struct side *b)
 	qp->wr_rdma_read(qp, b->mr->rkey, (uintptr_t)b->memory);
 	qp->wr_set_inline_data(qp, data, 4); /* a read cannot be inline */
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
-	nothing_happened(a, b);
+	expect_empty_batch(a, b);
 	qp->wr_start(qp);
 	qp->wr_send(qp);
 	qp->wr_abort(qp);
-	nothing_happened(a, b);
+	expect_empty_batch(a, b);
 	/* An empty batch is valid. */
 	qp->wr_start(qp);
 	CHECK_OK(qp->wr_complete(qp));
-	nothing_happened(a, b);
+	expect_empty_batch(a, b);
 }
 
 /* Check that posting depends on the queue pair's state, and on space for the whole batch. */
-static void states_and_room(void)
+static void batch_needs_the_right_state_and_queue_space(void)
 {
 	struct side a, b;
 
@@ -474,7 +474,7 @@ static void *send_pairs(void *first)
 	return NULL;
 }
 
-static void threads(void)
+static void batches_of_two_threads_are_not_mixed(void)
 {
 	pthread_t senders[2];
 	uint64_t value, last = 0;
@@ -482,7 +482,7 @@ static void threads(void)
 	open_extended_pair(&sender, &receiver, (struct options){.signal_none = false},
 			   (struct extras){.operations = RC_OPERATIONS});
 	for (unsigned i = 0; i < 8; i++)
-		receive_at(&receiver, i, 64 * i, 64);
+		post_receive_at(&receiver, i, 64 * i, 64);
 	for (uintptr_t i = 0; i < 2; i++)
 		CHECK_OK(pthread_create(&senders[i], NULL, send_pairs, (void *)(i * 10)));
 	for (unsigned i = 0; i < 400; i++) {
@@ -492,7 +492,7 @@ static void threads(void)
 		CHECK(i % 2 ? value == last + 1 : value % 10 == 0);
 		last = value;
 		CHECK_EQUAL(next_wc(&sender).status, IBV_WC_SUCCESS);
-		receive_at(&receiver, at, 64 * at, 64);
+		post_receive_at(&receiver, at, 64 * at, 64);
 	}
 	for (int i = 0; i < 2; i++)
 		pthread_join(senders[i], NULL);
@@ -502,15 +502,16 @@ static void threads(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(creating());
-	STEP(atomic_write());
-	STEP(unreliable());
-	STEP(no_echo());
-	STEP(inline_data());
-	STEP(no_sges());
-	EXTENDED_PAIR(mistakes, .operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ,
+	STEP(create_qp_ex_rejects_unsupported_attributes());
+	STEP(atomic_write_writes_eight_bytes_and_checks_rights());
+	STEP(uc_builders_send_immediate_data());
+	STEP(multicast_loopback_can_be_blocked_for_the_sender());
+	STEP(inline_data_is_copied_when_set());
+	STEP(inline_data_and_atomic_write_need_no_sge());
+	EXTENDED_PAIR(first_error_rejects_the_whole_batch,
+		      .operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ,
 		      .inline_data = 16);
-	STEP(states_and_room());
-	STEP(threads());
+	STEP(batch_needs_the_right_state_and_queue_space());
+	STEP(batches_of_two_threads_are_not_mixed());
 	return 0;
 }

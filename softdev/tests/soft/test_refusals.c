@@ -3,8 +3,8 @@
 #include "verbs_side.h"
 
 /* Post a chain whose last request is refused with `status`, and expect `event` at the responder. */
-static void last_refused(struct side *a, struct side *b, const struct request *requests, int count,
-			 enum ibv_wc_status status, enum ibv_event_type event)
+static void expect_last_refused(struct side *a, struct side *b, const struct request *requests,
+				int count, enum ibv_wc_status status, enum ibv_event_type event)
 {
 	CHECK_OK(post_chain(a, requests, count));
 	for (int i = 0; i < count; i++)
@@ -14,7 +14,7 @@ static void last_refused(struct side *a, struct side *b, const struct request *r
 }
 
 /* An atomic counts towards max_dest_rd_atomic, like a READ (IBTA 9.7.4.3.1). */
-static void too_many_atomics(void)
+static void atomic_beyond_responder_depth_is_refused(void)
 {
 	struct side a, b;
 
@@ -31,14 +31,14 @@ static void too_many_atomics(void)
 		 .compare_add = 1},
 	};
 
-	last_refused(&a, &b, requests, 2, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
+	expect_last_refused(&a, &b, requests, 2, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
 	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + (1 << 20)), 0); /* not executed */
 	close_pair(&a, &b);
 }
 
 /* A WRITE writes nothing and consumes no receive if it exceeds its region or if the region does not
  * allow remote writes. */
-static void nothing_written(bool immediate)
+static void refused_write_changes_no_memory(bool immediate)
 {
 	enum { BIG = 1 << 20 };
 	struct side a, b;
@@ -59,7 +59,8 @@ static void nothing_written(bool immediate)
 		};
 
 		/* No receive is posted, but the access error takes precedence over the RNR NAK. */
-		last_refused(&a, &b, &request, 1, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
+		expect_last_refused(&a, &b, &request, 1, IBV_WC_REM_ACCESS_ERR,
+				    IBV_EVENT_QP_ACCESS_ERR);
 		for (size_t i = 0; i < BIG; i++)
 			CHECK_EQUAL(b.memory[i], 0);
 		CHECK_OK(verbs->ibv_dereg_mr(mr));
@@ -70,7 +71,7 @@ static void nothing_written(bool immediate)
 /* The remote address of an atomic must be aligned (C9-104). On this device, the memory at that
  * address must be aligned, too. If the region has its own IOVA, one can be aligned without the
  * other. */
-static void alignment(void)
+static void misaligned_atomic_is_refused(void)
 {
 	static const uint64_t addresses[2] = {0x10000, 0x10004};
 	struct side a, b;
@@ -90,7 +91,8 @@ static void alignment(void)
 			.compare_add = 1,
 		};
 
-		last_refused(&a, &b, &request, 1, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
+		expect_last_refused(&a, &b, &request, 1, IBV_WC_REM_INV_REQ_ERR,
+				    IBV_EVENT_QP_REQ_ERR);
 		for (int at = 0; at < 32; at++)
 			CHECK_EQUAL(b.memory[at], 0);
 		CHECK_OK(verbs->ibv_dereg_mr(mr));
@@ -101,9 +103,9 @@ static void alignment(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(too_many_atomics());
-	STEP(nothing_written(false));
-	STEP(nothing_written(true));
-	STEP(alignment());
+	STEP(atomic_beyond_responder_depth_is_refused());
+	STEP(refused_write_changes_no_memory(false));
+	STEP(refused_write_changes_no_memory(true));
+	STEP(misaligned_atomic_is_refused());
 	return 0;
 }

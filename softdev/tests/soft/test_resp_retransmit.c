@@ -16,20 +16,20 @@ struct stage {
 	int fd; /* the other end of the stream */
 };
 
-static void put(const struct stage *stage, struct soft_frame frame, const void *payload)
+static void send_frame(const struct stage *stage, struct soft_frame frame, const void *payload)
 {
-	say_frame(stage->fd, frame, payload);
+	send_stream_frame(stage->fd, frame, payload);
 }
 
-static struct soft_frame get(const struct stage *stage, uint8_t *payload)
+static struct soft_frame receive_frame(const struct stage *stage, uint8_t *payload)
 {
-	return hear_frame(stage->fd, payload, 4 * PIECE);
+	return receive_stream_frame(stage->fd, payload, 4 * PIECE);
 }
 
 /* Expect a NAK for a repeated READ whose memory can no longer be read. */
-static void get_refusal(const struct stage *stage, uint32_t psn)
+static void expect_refusal(const struct stage *stage, uint32_t psn)
 {
-	struct soft_frame frame = get(stage, NULL);
+	struct soft_frame frame = receive_frame(stage, NULL);
 
 	CHECK_EQUAL(frame.opcode, SOFT_NAK);
 	CHECK_EQUAL(frame.syndrome, SOFT_NAK_REMOTE_ACCESS);
@@ -37,7 +37,7 @@ static void get_refusal(const struct stage *stage, uint32_t psn)
 }
 
 /* Check that the device processes all frames without responding. */
-static void get_nothing(const struct stage *stage)
+static void expect_no_response(const struct stage *stage)
 {
 	uint8_t byte;
 
@@ -61,8 +61,8 @@ static void close_stage(struct stage *stage)
 	close_side(&stage->side);
 }
 
-static struct soft_frame remote(const struct stage *stage, uint8_t opcode, uint32_t psn,
-				uint32_t length, uint32_t dma_length)
+static struct soft_frame remote_request(const struct stage *stage, uint8_t opcode, uint32_t psn,
+					uint32_t length, uint32_t dma_length)
 {
 	return (struct soft_frame){.opcode = opcode,
 				   .psn = psn,
@@ -73,7 +73,7 @@ static struct soft_frame remote(const struct stage *stage, uint8_t opcode, uint3
 }
 
 /* Read the first word of the memory with the lock held, because a WRITE may be changing it. */
-static uint64_t word(const struct stage *stage)
+static uint64_t first_word(const struct stage *stage)
 {
 	uint64_t value;
 
@@ -87,38 +87,38 @@ static uint64_t word(const struct stage *stage)
 
 /* A duplicate READ of all or part of the original range is executed again and returns the current
  * data. A duplicate that asks for more data or uses another key is ignored. */
-static void reads(struct stage *stage)
+static void duplicate_read_is_executed_again_within_its_range(struct stage *stage)
 {
 	uint8_t data[4 * PIECE];
 	struct soft_frame frame;
 
 	fill(stage->side.memory, 2 * PIECE, 1);
-	put(stage, remote(stage, SOFT_READ, FIRST, 0, 2 * PIECE), NULL);
-	frame = get(stage, data);
+	send_frame(stage, remote_request(stage, SOFT_READ, FIRST, 0, 2 * PIECE), NULL);
+	frame = receive_frame(stage, data);
 	CHECK_EQUAL(frame.opcode, SOFT_READ_DATA);
 	CHECK_EQUAL(frame.length, 2 * PIECE);
-	CHECK(filled(data, 2 * PIECE, 1));
+	CHECK(is_filled(data, 2 * PIECE, 1));
 	fill(stage->side.memory, 2 * PIECE, 2);
-	frame = remote(stage, SOFT_READ, FIRST + 1, 0, PIECE);
+	frame = remote_request(stage, SOFT_READ, FIRST + 1, 0, PIECE);
 	frame.address += PIECE;
-	put(stage, frame, NULL);
-	frame = get(stage, data);
+	send_frame(stage, frame, NULL);
+	frame = receive_frame(stage, data);
 	CHECK_EQUAL(frame.psn, FIRST + 1);
 	CHECK_EQUAL(frame.length, PIECE);
 	CHECK(!memcmp(data, stage->side.memory + PIECE, PIECE));
 	/* Each duplicate makes the responder drop the unsent responses to later requests, because
 	 * the requester will repeat those requests, too. */
 	for (int again = 0; again < 4; again++)
-		put(stage, remote(stage, SOFT_READ, FIRST, 0, PIECE), NULL);
-	put(stage, remote(stage, SOFT_READ, FIRST + 2, 0, PIECE), NULL);
+		send_frame(stage, remote_request(stage, SOFT_READ, FIRST, 0, PIECE), NULL);
+	send_frame(stage, remote_request(stage, SOFT_READ, FIRST + 2, 0, PIECE), NULL);
 	do {
-		frame = get(stage, data);
+		frame = receive_frame(stage, data);
 	} while (frame.psn != FIRST + 2 || frame.opcode != SOFT_READ_DATA);
 	/* Request more data than the first time. */
-	put(stage, remote(stage, SOFT_READ, FIRST + 2, 0, PIECE + 1), NULL);
-	frame = remote(stage, SOFT_READ, FIRST, 0, PIECE);
+	send_frame(stage, remote_request(stage, SOFT_READ, FIRST + 2, 0, PIECE + 1), NULL);
+	frame = remote_request(stage, SOFT_READ, FIRST, 0, PIECE);
 	frame.rkey ^= 1;
-	put(stage, frame, NULL);
+	send_frame(stage, frame, NULL);
 	/* A duplicate with another key is ignored even if that key is valid, so that duplicates
 	 * cannot be used to guess keys. */
 	struct ibv_mr *other = verbs->ibv_reg_mr(stage->side.pd, stage->side.memory, PIECE,
@@ -126,29 +126,29 @@ static void reads(struct stage *stage)
 
 	CHECK(other);
 	frame.rkey = other->rkey;
-	put(stage, frame, NULL);
-	get_nothing(stage);
+	send_frame(stage, frame, NULL);
+	expect_no_response(stage);
 	CHECK_OK(verbs->ibv_dereg_mr(other));
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
 /* ---- the requester ------------------------------------------------------------------------- */
 
-static struct soft_frame answer(uint8_t opcode, uint32_t psn)
+static struct soft_frame response_frame(uint8_t opcode, uint32_t psn)
 {
 	return (struct soft_frame){.opcode = opcode, .psn = psn};
 }
 
 /* A queue pair on a stream does not run a retry timer, because streams are reliable. */
-static void no_timer(struct stage *stage)
+static void stream_queue_pair_runs_no_retry_timer(struct stage *stage)
 {
 	POST(&stage->side, IBV_WR_SEND);
-	get(stage, NULL);
+	receive_frame(stage, NULL);
 	CHECK(LOCKED(!soft_qp_of(stage->side.qp)->retry_timer.running));
 }
 
 /* At most half of the PSN space is in flight, including the PSNs of READ responses. */
-static void window(struct stage *stage)
+static void at_most_half_of_the_psn_space_is_in_flight(struct stage *stage)
 {
 	struct side *side = &stage->side;
 	struct ibv_mr *null = extended(side->context)->alloc_null_mr(side->pd);
@@ -159,16 +159,16 @@ static void window(struct stage *stage)
 		second = {.wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ},
 		first = second;
 	const uint32_t psns = SOFT_MAX_MESSAGE / PIECE;
-	struct soft_frame frame = answer(SOFT_READ_DATA, side->psn);
+	struct soft_frame frame = response_frame(SOFT_READ_DATA, side->psn);
 
 	first.next = &second;
 	CHECK_OK(side->context->ops.post_send(side->qp, &first, &bad));
-	CHECK_EQUAL(get(stage, NULL).psn, side->psn);
-	get_nothing(stage);
+	CHECK_EQUAL(receive_frame(stage, NULL).psn, side->psn);
+	expect_no_response(stage);
 	frame.length = PIECE;
 	frame.flags = BEGIN;
-	put(stage, frame, NULL);
-	frame = get(stage, NULL);
+	send_frame(stage, frame, NULL);
+	frame = receive_frame(stage, NULL);
 	CHECK_EQUAL(frame.psn, soft_psn_add(side->psn, psns));
 	CHECK_EQUAL(frame.dma_length, SOFT_MAX_MESSAGE);
 	enter_state(side, IBV_QPS_ERR);
@@ -181,9 +181,9 @@ enum { LONG = SOFT_FRAME_MAX + 1000, PSNS = (LONG + PIECE - 1) / PIECE };
 
 static uint8_t long_payload[SOFT_FRAME_MAX];
 
-static struct soft_frame get_long(const struct stage *stage)
+static struct soft_frame receive_long_frame(const struct stage *stage)
 {
-	return hear_frame(stage->fd, long_payload, sizeof(long_payload));
+	return receive_stream_frame(stage->fd, long_payload, sizeof(long_payload));
 }
 
 static bool is_partial(struct stage *stage)
@@ -199,47 +199,47 @@ static bool is_partial(struct stage *stage)
 /* Repeated responses occupy response slots. If this leaves no slot for a new READ, the responder
  * treats the READ as lost. It does not report that the requester has exceeded the limit on
  * READs. */
-static void no_place(struct stage *stage)
+static void read_without_response_slot_is_treated_as_lost(struct stage *stage)
 {
 	memset(stage->side.memory, 0xaa, LONG);
-	put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
+	send_frame(stage, remote_request(stage, SOFT_READ, FIRST, 0, LONG), NULL);
 	while (!is_partial(stage))
 		soft_progress();
 	for (int again = 0; again < 2; again++)
-		put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
-	put(stage, remote(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
-	while (get_long(stage).opcode != SOFT_NAK)
+		send_frame(stage, remote_request(stage, SOFT_READ, FIRST, 0, LONG), NULL);
+	send_frame(stage, remote_request(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
+	while (receive_long_frame(stage).opcode != SOFT_NAK)
 		;
-	put(stage, remote(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
-	CHECK_EQUAL(get_long(stage).psn, FIRST + PSNS);
+	send_frame(stage, remote_request(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
+	CHECK_EQUAL(receive_long_frame(stage).psn, FIRST + PSNS);
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
 /* The requester may already have received the data, so the owner may have deregistered the memory.
  * In that case, the responder refuses the rest of a repeated response, but the queue pair stays
  * usable. */
-static void closed_before_again(struct stage *stage)
+static void repeated_read_of_deregistered_memory_is_refused(struct stage *stage)
 {
 	struct side *side = &stage->side;
 
 	memset(side->memory, 0xaa, LONG);
 	for (int time = 0; time < 2; time++) {
-		put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
+		send_frame(stage, remote_request(stage, SOFT_READ, FIRST, 0, LONG), NULL);
 		while (!is_partial(stage))
 			soft_progress();
 		if (time == 0)
-			get_long(stage), get_long(stage);
+			receive_long_frame(stage), receive_long_frame(stage);
 	}
 	CHECK_OK(verbs->ibv_dereg_mr(side->mr));
-	CHECK_EQUAL(get_long(stage).psn, FIRST);
-	get_refusal(stage, FIRST + SOFT_FRAME_MAX / PIECE);
+	CHECK_EQUAL(receive_long_frame(stage).psn, FIRST);
+	expect_refusal(stage, FIRST + SOFT_FRAME_MAX / PIECE);
 	CHECK(side->mr = verbs->ibv_reg_mr(side->pd, side->memory, LONG, ALL_RIGHTS));
-	put(stage, remote(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
-	CHECK_EQUAL(get_long(stage).psn, FIRST + PSNS);
+	send_frame(stage, remote_request(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
+	CHECK_EQUAL(receive_long_frame(stage).psn, FIRST + PSNS);
 	CHECK_EQUAL(state_of(side), IBV_QPS_RTS);
 }
 
-static uint32_t waiting_answers(struct stage *stage)
+static uint32_t count_waiting_responses(struct stage *stage)
 {
 	soft_progress();
 	soft_lock();
@@ -250,9 +250,9 @@ static uint32_t waiting_answers(struct stage *stage)
 	return waiting;
 }
 
-static void get_words(const struct stage *stage, uint32_t psn, uint64_t first)
+static void expect_read_data(const struct stage *stage, uint32_t psn, uint64_t first)
 {
-	struct soft_frame frame = get_long(stage);
+	struct soft_frame frame = receive_long_frame(stage);
 
 	CHECK_EQUAL(frame.opcode, SOFT_READ_DATA);
 	CHECK_EQUAL(frame.psn, psn);
@@ -262,7 +262,7 @@ static void get_words(const struct stage *stage, uint32_t psn, uint64_t first)
 /* Raise max_dest_rd_atomic in SQD while responses are waiting (ibv_modify_qp(3)). The waiting
  * responses are still sent, and contain the data as it was before a later WRITE. READs up to the
  * new limit are answered, too. */
-static void more_at_a_time(void)
+static void waiting_responses_survive_a_higher_read_limit(void)
 {
 	enum {
 		BEFORE = 2,
@@ -281,52 +281,53 @@ static void more_at_a_time(void)
 
 	for (uint32_t i = 0; i < AFTER; i++)
 		words[i] = 1000 + i;
-	put(&stage, remote(&stage, SOFT_FETCH_ADD, FIRST, sizeof(arguments), 8), arguments);
-	CHECK_EQUAL(get_long(&stage).opcode, SOFT_ATOMIC_DATA);
-	frame = remote(&stage, SOFT_READ, FIRST + 1, 0, LONG); /* response in two frames */
+	send_frame(&stage, remote_request(&stage, SOFT_FETCH_ADD, FIRST, sizeof(arguments), 8),
+		   arguments);
+	CHECK_EQUAL(receive_long_frame(&stage).opcode, SOFT_ATOMIC_DATA);
+	frame = remote_request(&stage, SOFT_READ, FIRST + 1, 0, LONG); /* response in two frames */
 	frame.address += SOURCE;
-	put(&stage, frame, NULL);
-	put(&stage, remote(&stage, SOFT_READ, BEHIND, 0, 8), NULL);
-	put(&stage, remote(&stage, SOFT_WRITE, BEHIND + 1, 8, 8), changed);
-	while (word(&stage) != changed[0])
+	send_frame(&stage, frame, NULL);
+	send_frame(&stage, remote_request(&stage, SOFT_READ, BEHIND, 0, 8), NULL);
+	send_frame(&stage, remote_request(&stage, SOFT_WRITE, BEHIND + 1, 8, 8), changed);
+	while (first_word(&stage) != changed[0])
 		soft_progress();
-	CHECK_EQUAL(waiting_answers(&stage), BEFORE);
+	CHECK_EQUAL(count_waiting_responses(&stage), BEFORE);
 
 	enter_state(&stage.side, IBV_QPS_SQD);
 	CHECK_OK(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC));
 	enter_state(&stage.side, IBV_QPS_RTS);
 	for (uint32_t i = BEFORE; i < AFTER; i++) {
-		frame = remote(&stage, SOFT_READ, BEHIND + i, 0, 8);
+		frame = remote_request(&stage, SOFT_READ, BEHIND + i, 0, 8);
 		frame.address += SOURCE + 8 * i;
-		put(&stage, frame, NULL);
+		send_frame(&stage, frame, NULL);
 	}
-	while (waiting_answers(&stage) != AFTER)
+	while (count_waiting_responses(&stage) != AFTER)
 		;
-	get_words(&stage, FIRST + 1, 1000);
-	CHECK_EQUAL(get_long(&stage).psn, FIRST + 1 + SOFT_FRAME_MAX / PIECE);
-	get_words(&stage, BEHIND, LEFT);
+	expect_read_data(&stage, FIRST + 1, 1000);
+	CHECK_EQUAL(receive_long_frame(&stage).psn, FIRST + 1 + SOFT_FRAME_MAX / PIECE);
+	expect_read_data(&stage, BEHIND, LEFT);
 	for (uint32_t i = BEFORE; i < AFTER; i++)
-		get_words(&stage, BEHIND + i, 1000 + i);
+		expect_read_data(&stage, BEHIND + i, 1000 + i);
 	/* A duplicate of a READ received before the limit was raised is still recognized. */
-	put(&stage, remote(&stage, SOFT_READ, BEHIND, 0, 8), NULL);
-	get_words(&stage, BEHIND, changed[0]);
+	send_frame(&stage, remote_request(&stage, SOFT_READ, BEHIND, 0, 8), NULL);
+	expect_read_data(&stage, BEHIND, changed[0]);
 	/* Lower the limit. Existing slots remain usable. */
 	attr.max_dest_rd_atomic = BEFORE;
 	enter_state(&stage.side, IBV_QPS_SQD);
 	CHECK_OK(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC));
-	put(&stage, remote(&stage, SOFT_READ, BEHIND + AFTER, 0, 8), NULL);
-	get_words(&stage, BEHIND + AFTER, changed[0]);
+	send_frame(&stage, remote_request(&stage, SOFT_READ, BEHIND + AFTER, 0, 8), NULL);
+	expect_read_data(&stage, BEHIND + AFTER, changed[0]);
 	close_stage(&stage);
 }
 
 int main(void)
 {
 	limit_seconds(60);
-	STAGE(reads);
-	STAGE(no_timer, .timeout = 24, .retry_cnt = 8);
-	STAGE(window);
-	STAGE(no_place, .memory = LONG, .depth = 1);
-	STAGE(closed_before_again, .memory = LONG);
-	STEP(more_at_a_time());
+	STAGE(duplicate_read_is_executed_again_within_its_range);
+	STAGE(stream_queue_pair_runs_no_retry_timer, .timeout = 24, .retry_cnt = 8);
+	STAGE(at_most_half_of_the_psn_space_is_in_flight);
+	STAGE(read_without_response_slot_is_treated_as_lost, .memory = LONG, .depth = 1);
+	STAGE(repeated_read_of_deregistered_memory_is_refused, .memory = LONG);
+	STEP(waiting_responses_survive_a_higher_read_limit());
 	return 0;
 }

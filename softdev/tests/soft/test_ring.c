@@ -15,7 +15,7 @@ static struct soft_ring_shared shared;
 static uint8_t *bytes;
 static struct soft_ring writer, reader;
 
-static void make(void)
+static void map_ring(void)
 {
 	int fd = memfd_create("ring", MFD_CLOEXEC);
 
@@ -25,14 +25,14 @@ static void make(void)
 	close(fd);
 }
 
-static void begin(void)
+static void reset_ring(void)
 {
 	memset(&shared, 0, sizeof(shared));
 	soft_ring_init(&writer, &shared, bytes);
 	soft_ring_init(&reader, &shared, bytes);
 }
 
-static void put(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
+static void put_record(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 {
 	static uint8_t payload[SOFT_MAX_RECORD];
 	uint32_t half = length / 2;
@@ -44,7 +44,7 @@ static void put(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 		      iov, 2);
 }
 
-static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
+static void expect_record(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 {
 	struct soft_record record;
 
@@ -59,7 +59,7 @@ static void take(uint32_t kind, uint32_t to, uint32_t from, uint32_t length)
 }
 
 /* Each copy routine writes every byte of the destination range, and no byte outside it. */
-static void copying(void)
+static void copy_writes_exactly_the_destination_range(void)
 {
 	enum { MOST = 70000, BESIDE = 64 };
 	static uint8_t from[MOST + BESIDE], to[MOST + 2 * BESIDE];
@@ -84,7 +84,7 @@ static void copying(void)
 	soft_copy_avoids_movsb = here;
 }
 
-static void nothing(void)
+static void expect_empty(void)
 {
 	struct soft_record record;
 
@@ -93,14 +93,14 @@ static void nothing(void)
 }
 
 /* The ring reuses its first pages as long as the reader keeps up. */
-static void warm(void)
+static void ring_reuses_its_first_pages(void)
 {
 	uint64_t furthest = 0;
 
-	begin();
+	reset_ring();
 	for (int i = 0; i < 20000; i++) {
-		put(1, 1, 1, 100);
-		take(1, 1, 1, 100);
+		put_record(1, 1, 1, 100);
+		expect_record(1, 1, 1, 100);
 		if ((writer.position & (SOFT_RING_SIZE - 1)) > furthest)
 			furthest = writer.position & (SOFT_RING_SIZE - 1);
 	}
@@ -108,14 +108,14 @@ static void warm(void)
 	CHECK(furthest < SOFT_RING_SIZE / 8);
 }
 
-static void room(void)
+static void ring_wastes_no_room_and_reports_requests_once(void)
 {
 	uint32_t count = 0;
 
-	begin();
+	reset_ring();
 	CHECK_EQUAL(soft_ring_room(&writer, 1), SOFT_MAX_RECORD);
 	while (soft_ring_room(&writer, 5000) >= 5000) {
-		put(1, count, 0, 5000);
+		put_record(1, count, 0, 5000);
 		count++;
 	}
 	/* No room is wasted. */
@@ -123,33 +123,33 @@ static void room(void)
 	ssize_t rest = soft_ring_room(&writer, 1);
 
 	CHECK(rest > 0 && rest < 5000);
-	put(2, 0, 0, (uint32_t)rest);
+	put_record(2, 0, 0, (uint32_t)rest);
 	CHECK_EQUAL(soft_ring_room(&writer, 1), 0);
 	CHECK_EQUAL(soft_ring_request_room(&writer), 0);
 	CHECK(!soft_ring_must_notify(&writer));
-	take(1, 0, 0, 5000);
+	expect_record(1, 0, 0, 5000);
 	CHECK(soft_ring_room_requested(&reader));
 	CHECK(!soft_ring_room_requested(&reader)); /* reported once */
 	CHECK(soft_ring_room(&writer, 1) >= 5000);
 	for (uint32_t i = 1; i < count; i++)
-		take(1, i, 0, 5000);
-	take(2, 0, 0, (uint32_t)rest);
-	nothing();
+		expect_record(1, i, 0, 5000);
+	expect_record(2, 0, 0, (uint32_t)rest);
+	expect_empty();
 }
 
-static void waking(void)
+static void flush_notifies_an_armed_reader_once(void)
 {
-	begin();
-	put(1, 1, 1, 1);
+	reset_ring();
+	put_record(1, 1, 1, 1);
 	CHECK(!soft_ring_flush(&writer));
 	CHECK(soft_ring_arm(&reader)); /* the ring already has input */
-	take(1, 1, 1, 1);
+	expect_record(1, 1, 1, 1);
 	CHECK(soft_ring_is_armed(&reader));
-	put(1, 1, 1, 1);
+	put_record(1, 1, 1, 1);
 	CHECK(soft_ring_flush(&writer));
 	CHECK(!soft_ring_flush(&writer)); /* one notification is enough */
 	CHECK(!soft_ring_is_armed(&reader));
-	take(1, 1, 1, 1);
+	expect_record(1, 1, 1, 1);
 	CHECK(!soft_ring_arm(&reader));
 	soft_ring_disarm(&reader);
 	CHECK(!soft_ring_must_notify(&writer));
@@ -167,7 +167,7 @@ static void ring_bell(int fd)
 	CHECK_EQUAL(write(fd, &one, sizeof(one)), sizeof(one));
 }
 
-static void sleep_at(int fd)
+static void wait_for_bell(int fd)
 {
 	uint64_t count;
 
@@ -181,7 +181,7 @@ static uint32_t length_of(uint32_t number)
 	return number % 1000 < 900 ? number % 64 : number * 2654435761u % 60000;
 }
 
-static void *write_all(void *unused)
+static void *write_records(void *unused)
 {
 	static uint8_t payload[60000];
 
@@ -195,7 +195,7 @@ static void *write_all(void *unused)
 			ssize_t now = soft_ring_request_room(&writer);
 
 			if (now <= 0 || now < (ssize_t)length)
-				sleep_at(writer_bell);
+				wait_for_bell(writer_bell);
 		}
 		memset(payload, (int)i, length);
 		soft_ring_put(&writer, &(struct soft_record){.kind = 1, .to = i, .length = length},
@@ -206,7 +206,7 @@ static void *write_all(void *unused)
 	return NULL;
 }
 
-static void *read_all(void *unused)
+static void *read_records(void *unused)
 {
 	struct soft_record record;
 
@@ -218,7 +218,7 @@ static void *read_all(void *unused)
 			if (soft_ring_room_requested(&reader))
 				ring_bell(writer_bell);
 			if (!soft_ring_arm(&reader))
-				sleep_at(reader_bell);
+				wait_for_bell(reader_bell);
 			continue;
 		}
 		CHECK_EQUAL(rc, 1);
@@ -233,18 +233,18 @@ static void *read_all(void *unused)
 }
 
 /* A lost wake-up would leave one or both threads asleep forever. */
-static void threads(void)
+static void sleeping_reader_and_writer_are_always_woken(void)
 {
 	pthread_t a, b;
 
-	begin();
+	reset_ring();
 	CHECK((reader_bell = eventfd(0, 0)) >= 0);
 	CHECK((writer_bell = eventfd(0, 0)) >= 0);
-	CHECK_OK(pthread_create(&a, NULL, write_all, NULL));
-	CHECK_OK(pthread_create(&b, NULL, read_all, NULL));
+	CHECK_OK(pthread_create(&a, NULL, write_records, NULL));
+	CHECK_OK(pthread_create(&b, NULL, read_records, NULL));
 	CHECK_OK(pthread_join(a, NULL));
 	CHECK_OK(pthread_join(b, NULL));
-	nothing();
+	expect_empty();
 	close(reader_bell);
 	close(writer_bell);
 }
@@ -253,37 +253,37 @@ static void threads(void)
 
 /* The reader copies each header only once, so the size of a record cannot change while it is
  * read. */
-static void changed_meanwhile(void)
+static void reader_ignores_later_changes_to_shared_memory(void)
 {
 	struct soft_record record;
 	const uint32_t more = 0x10000000;
 
-	begin();
-	put(1, 1, 1, 64);
+	reset_ring();
+	put_record(1, 1, 1, 64);
 	CHECK_EQUAL(soft_ring_next(&reader, &record), 1);
 	memcpy(bytes + 12, &more, 4);
 	shared.head = 12345;
 	soft_ring_release(&reader, &record);
 	CHECK_EQUAL(reader.position, 64 + SOFT_RECORD_HEADER);
 	CHECK_EQUAL(shared.head, reader.position);
-	nothing();
+	expect_empty();
 	/* The writer never reads its own position from shared memory. */
 	shared.tail = 999;
-	put(2, 1, 1, 64);
-	take(2, 1, 1, 64);
-	nothing();
+	put_record(2, 1, 1, 64);
+	expect_record(2, 1, 1, 64);
+	expect_empty();
 }
 
 int main(void)
 {
 	limit_seconds(60);
-	make();
-	STEP(copying());
-	STEP(warm());
-	STEP(room());
-	STEP(waking());
-	STEP(threads());
-	STEP(changed_meanwhile());
+	map_ring();
+	STEP(copy_writes_exactly_the_destination_range());
+	STEP(ring_reuses_its_first_pages());
+	STEP(ring_wastes_no_room_and_reports_requests_once());
+	STEP(flush_notifies_an_armed_reader_once());
+	STEP(sleeping_reader_and_writer_are_always_woken());
+	STEP(reader_ignores_later_changes_to_shared_memory());
 	soft_ring_unmap(bytes);
 	return 0;
 }

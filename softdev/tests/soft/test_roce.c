@@ -12,17 +12,17 @@
 
 /* Receive messages of one and of three packets across the PSN wrap-around. Each acknowledgement
  * contains the MSN. */
-static void received(struct stage *stage)
+static void incoming_messages_are_received_and_acknowledged(struct stage *stage)
 {
-	receive_at(&stage->side, 1, 0, 1000);
-	receive_at(&stage->side, 2, 1000, 1000);
-	request(stage, SOFT_ROCE_SEND_ONLY, 7);
-	CHECK_EQUAL(answer(stage, PEER_PSN, DONE).msn, 1);
+	post_receive_at(&stage->side, 1, 0, 1000);
+	post_receive_at(&stage->side, 2, 1000, 1000);
+	send_request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	CHECK_EQUAL(expect_response(stage, PEER_PSN, DONE).msn, 1);
 	CHECK_EQUAL(expect_wc(&stage->side, 1, IBV_WC_SUCCESS).byte_len, 7);
 	CHECK(!memcmp(stage->side.memory, payload, 7));
-	request(stage, SOFT_ROCE_SEND_FIRST, MTU);
-	request(stage, SOFT_ROCE_SEND_MIDDLE, MTU);
-	request(stage, SOFT_ROCE_SEND_LAST_IMMEDIATE, 3);
+	send_request(stage, SOFT_ROCE_SEND_FIRST, MTU);
+	send_request(stage, SOFT_ROCE_SEND_MIDDLE, MTU);
+	send_request(stage, SOFT_ROCE_SEND_LAST_IMMEDIATE, 3);
 	struct ibv_wc wc = expect_wc(&stage->side, 2, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(wc.byte_len, 2 * MTU + 3);
@@ -30,35 +30,35 @@ static void received(struct stage *stage)
 	CHECK(!memcmp(stage->side.memory + 1000 + MTU, payload, MTU));
 	while (next_packet(stage, SOFT_ROCE_ACKNOWLEDGE).psn != ((PEER_PSN + 3) & 0xffffff))
 		;
-	no_answer(stage);
+	expect_no_response(stage);
 }
 
 /* A gap causes a single NAK, a duplicate is acknowledged again, and a missing receive causes an RNR
  * NAK. */
-static void out_of_turn(struct stage *stage)
+static void gap_causes_one_nak_and_duplicates_are_acknowledged(struct stage *stage)
 {
-	request(stage, SOFT_ROCE_SEND_ONLY, 7);
-	answer(stage, PEER_PSN, SOFT_ROCE_RNR_NAK | 9);
-	receive_at(&stage->side, 1, 0, 1000);
-	request(stage, SOFT_ROCE_SEND_ONLY, 7); /* follows a refused request: discarded */
-	no_answer(stage);
+	send_request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	expect_response(stage, PEER_PSN, SOFT_ROCE_RNR_NAK | 9);
+	post_receive_at(&stage->side, 1, 0, 1000);
+	send_request(stage, SOFT_ROCE_SEND_ONLY, 7); /* follows a refused request: discarded */
+	expect_no_response(stage);
 	stage->psn = PEER_PSN;
-	request(stage, SOFT_ROCE_SEND_ONLY, 7);
-	answer(stage, PEER_PSN, DONE);
+	send_request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	expect_response(stage, PEER_PSN, DONE);
 	stage->psn += 3;
-	request(stage, SOFT_ROCE_SEND_ONLY, 7);
-	request(stage, SOFT_ROCE_SEND_ONLY, 7);
-	answer(stage, PEER_PSN + 1, SOFT_ROCE_NAK | 0);
-	no_answer(stage);
+	send_request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	send_request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	expect_response(stage, PEER_PSN + 1, SOFT_ROCE_NAK | 0);
+	expect_no_response(stage);
 	stage->psn = PEER_PSN;
-	request(stage, SOFT_ROCE_SEND_ONLY, 7);
-	answer(stage, PEER_PSN, DONE);
+	send_request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	expect_response(stage, PEER_PSN, DONE);
 	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
 /* Invalid packets from the peer or from another host have no effect and get no response. */
-static void dropped(void)
+static void invalid_packets_are_dropped_without_response(void)
 {
 	static const struct {
 		uint8_t opcode;
@@ -79,20 +79,20 @@ static void dropped(void)
 	size_t length;
 
 	open_stage(&stage, (struct options){0});
-	receive_at(&stage.side, 1, 0, 1000);
+	post_receive_at(&stage.side, 1, 0, 1000);
 	FOR_EACH (i, impossible)
-		throw(&stage, packet_of(&stage, impossible[i].opcode, impossible[i].length));
+		send_packet(&stage, packet_of(&stage, impossible[i].opcode, impossible[i].length));
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.dest_qpn ^= 1;
-	throw(&stage, packet);
+	send_packet(&stage, packet);
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.pkey = 0x1234;
-	throw(&stage, packet);
+	send_packet(&stage, packet);
 	/* Send a packet from another host, first with the ICRC for that host's address, and then
 	 * with the ICRC for the peer's address. */
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	throw_bytes(stage.stranger, bytes, build(bytes, stranger_gid, &packet));
-	throw_bytes(stage.stranger, bytes, build(bytes, peer_gid, &packet));
+	send_bytes(stage.stranger, bytes, build(bytes, stranger_gid, &packet));
+	send_bytes(stage.stranger, bytes, build(bytes, peer_gid, &packet));
 	/* Send the packet with each bit flipped, except FECN, BECN and the reserved bits next to
 	 * them, which a network may change. */
 	length = build(bytes, peer_gid, &packet);
@@ -100,15 +100,15 @@ static void dropped(void)
 		if (bit / 8 == 4)
 			continue;
 		bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
-		throw_bytes(stage.peer, bytes, length);
+		send_bytes(stage.peer, bytes, length);
 		bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
 	}
 	/* Send the packet truncated to each length. */
 	for (size_t cut = 1; cut < length; cut++)
-		throw_bytes(stage.peer, bytes, cut);
-	no_answer(&stage);
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	CHECK_EQUAL(answer(&stage, PEER_PSN, DONE).msn, 1);
+		send_bytes(stage.peer, bytes, cut);
+	expect_no_response(&stage);
+	send_request(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	CHECK_EQUAL(expect_response(&stage, PEER_PSN, DONE).msn, 1);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
 	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
 	close_stage(&stage);
@@ -117,7 +117,7 @@ static void dropped(void)
 /* A request whose length does not fit its position in the message puts an RC queue pair in the
  * error state, but only if the request has the expected PSN (IBTA 9.7.4.1.6). A UC queue pair drops
  * the request. */
-static void wrong_length(void)
+static void request_of_wrong_length_is_refused_or_dropped(void)
 {
 	static const struct {
 		uint8_t opcode;
@@ -142,36 +142,36 @@ static void wrong_length(void)
 		if (soft_roce_headers(service | wrong[i / 2].opcode) < 0)
 			continue;
 		open_stage(&stage, (struct options){.uc = service});
-		receive_at(&stage.side, 1, 0, 1000);
+		post_receive_at(&stage.side, 1, 0, 1000);
 		if (wrong[i / 2].goes_on)
-			request(&stage, service | SOFT_ROCE_SEND_FIRST, MTU);
+			send_request(&stage, service | SOFT_ROCE_SEND_FIRST, MTU);
 		if (wrong[i / 2].goes_on && !service)
-			answer(&stage, PEER_PSN, DONE);
+			expect_response(&stage, PEER_PSN, DONE);
 		packet = packet_of(&stage, service | wrong[i / 2].opcode, wrong[i / 2].length);
 		packet.dma_length = wrong[i / 2].dma_length;
 		packet.psn++;
 		if (!service) { /* a gap */
-			throw(&stage, packet);
-			answer(&stage, stage.psn, SOFT_ROCE_NAK | 0);
+			send_packet(&stage, packet);
+			expect_response(&stage, stage.psn, SOFT_ROCE_NAK | 0);
 		}
 		packet.psn--;
-		throw(&stage, packet);
+		send_packet(&stage, packet);
 		if (service) {
-			request(&stage, SOFT_ROCE_UC | SOFT_ROCE_SEND_ONLY, 7);
+			send_request(&stage, SOFT_ROCE_UC | SOFT_ROCE_SEND_ONLY, 7);
 			CHECK_EQUAL(expect_wc(&stage.side, 1, IBV_WC_SUCCESS).byte_len, 7);
 		} else {
-			answer(&stage, stage.psn, SOFT_ROCE_NAK | 1);
+			expect_response(&stage, stage.psn, SOFT_ROCE_NAK | 1);
 			expect_wc(&stage.side, 1, IBV_WC_WR_FLUSH_ERR);
 			CHECK_EQUAL(state_of(&stage.side), IBV_QPS_ERR);
 		}
-		no_answer(&stage);
+		expect_no_response(&stage);
 		close_stage(&stage);
 	}
 }
 
 /* A READ is answered with one packet per MTU. A READ with a wrong key is answered only with a
  * NAK. */
-static void read_by_peer(struct stage *stage)
+static void read_response_has_one_packet_per_mtu(struct stage *stage)
 {
 	struct soft_roce_packet packet;
 
@@ -180,7 +180,7 @@ static void read_by_peer(struct stage *stage)
 	packet.address = (uintptr_t)stage->side.memory;
 	packet.rkey = stage->side.mr->rkey;
 	packet.dma_length = 2 * MTU + 5;
-	throw(stage, packet);
+	send_packet(stage, packet);
 	packet = next_packet(stage, SOFT_ROCE_READ_RESPONSE_FIRST);
 	CHECK_EQUAL(packet.length, MTU);
 	CHECK_EQUAL(packet.payload[MTU - 1], 0x5a);
@@ -195,13 +195,13 @@ static void read_by_peer(struct stage *stage)
 	packet.address = (uintptr_t)stage->side.memory;
 	packet.rkey = stage->side.mr->rkey ^ 0x100;
 	packet.dma_length = 1 << 20;
-	throw(stage, packet);
-	answer(stage, PEER_PSN + 3, SOFT_ROCE_NAK | 2);
-	no_answer(stage);
+	send_packet(stage, packet);
+	expect_response(stage, PEER_PSN + 3, SOFT_ROCE_NAK | 2);
+	expect_no_response(stage);
 }
 
 /* Open a stage whose queue pair and memory allow FLUSH. */
-static void open_flushed(struct stage *stage, struct options options)
+static void open_flush_stage(struct stage *stage, struct options options)
 {
 	options.rights = ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL;
 	open_stage(stage, options);
@@ -212,7 +212,8 @@ static void open_flushed(struct stage *stage, struct options options)
 
 /* Build a request that accesses the side's memory. Its PSN is the peer's first PSN plus
  * `number`. */
-static struct soft_roce_packet remote(const struct stage *stage, uint8_t opcode, uint32_t number)
+static struct soft_roce_packet remote_request(const struct stage *stage, uint8_t opcode,
+					      uint32_t number)
 {
 	struct soft_roce_packet packet =
 		packet_of(stage, opcode, opcode == SOFT_ROCE_ATOMIC_WRITE ? 8 : 0);
@@ -249,7 +250,7 @@ static void expect_empty(const struct stage *stage, uint32_t number, uint32_t ms
 	};
 	uint8_t bytes[LONGEST];
 
-	CHECK(comes(stage->peer, WAIT_MS));
+	CHECK(has_packet_within(stage->peer, WAIT_MS));
 	CHECK_EQUAL(recv(stage->peer, bytes, sizeof(bytes), MSG_PEEK), sizeof(right) + 4);
 	CHECK(!memcmp(bytes, right, sizeof(right)));
 	next_packet(stage, SOFT_ROCE_READ_RESPONSE_ONLY);
@@ -257,34 +258,34 @@ static void expect_empty(const struct stage *stage, uint32_t number, uint32_t ms
 
 /* ATOMIC WRITE and FLUSH are answered individually. A duplicate is answered again, but writes
  * nothing. */
-static void answers_as_read(void)
+static void atomic_write_and_flush_get_empty_read_responses(void)
 {
 	struct stage stage;
 
-	open_flushed(&stage, (struct options){0});
-	throw(&stage, remote(&stage, SOFT_ROCE_ATOMIC_WRITE, 0));
-	throw(&stage, remote(&stage, SOFT_ROCE_FLUSH, 1));
+	open_flush_stage(&stage, (struct options){0});
+	send_packet(&stage, remote_request(&stage, SOFT_ROCE_ATOMIC_WRITE, 0));
+	send_packet(&stage, remote_request(&stage, SOFT_ROCE_FLUSH, 1));
 	expect_empty(&stage, 0, 1);
 	expect_empty(&stage, 1, 2);
 	stage.psn = (PEER_PSN + 2) & 0xffffff;
-	receive_at(&stage.side, 1, 0, 1000);
-	request(&stage, SOFT_ROCE_SEND_ONLY, 0);
-	CHECK_EQUAL(answer(&stage, PEER_PSN + 2, DONE).msn, 3);
+	post_receive_at(&stage.side, 1, 0, 1000);
+	send_request(&stage, SOFT_ROCE_SEND_ONLY, 0);
+	CHECK_EQUAL(expect_response(&stage, PEER_PSN + 2, DONE).msn, 3);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
 	CHECK(!memcmp(stage.side.memory, payload, 8));
 	memset(stage.side.memory, 0, 8);
-	throw(&stage, remote(&stage, SOFT_ROCE_ATOMIC_WRITE, 0));
+	send_packet(&stage, remote_request(&stage, SOFT_ROCE_ATOMIC_WRITE, 0));
 	expect_empty(&stage, 0, 3);
-	throw(&stage, remote(&stage, SOFT_ROCE_FLUSH, 1));
+	send_packet(&stage, remote_request(&stage, SOFT_ROCE_FLUSH, 1));
 	expect_empty(&stage, 1, 3);
-	no_answer(&stage);
+	expect_no_response(&stage);
 	CHECK_EQUAL(stage.side.memory[0], 0);
 	close_stage(&stage);
 }
 
 /* Send packets as one run. All packets except the last must have the same length. */
-static void throw_together(const struct stage *stage, const struct soft_roce_packet *packets,
-			   int count)
+static void send_packets_together(const struct stage *stage, const struct soft_roce_packet *packets,
+				  int count)
 {
 	uint8_t bytes[3 * LONGEST];
 	size_t length = 0;
@@ -294,40 +295,41 @@ static void throw_together(const struct stage *stage, const struct soft_roce_pac
 		if (i == 0)
 			set_option(stage->peer, IPPROTO_UDP, UDP_SEGMENT, (int)length);
 	}
-	throw_bytes(stage->peer, bytes, length);
+	send_bytes(stage->peer, bytes, length);
 }
 
 /* A FLUSH that repeats no earlier request must not drop waiting responses, whatever its PSN. */
-static void forged_duplicate(struct stage *stage)
+static void forged_duplicate_flush_keeps_waiting_responses(struct stage *stage)
 {
-	throw_together(stage,
-		       (struct soft_roce_packet[]){remote(stage, SOFT_ROCE_FETCH_ADD, 0),
-						   remote(stage, SOFT_ROCE_FLUSH, 0x800001)},
-		       2);
+	send_packets_together(
+		stage,
+		(struct soft_roce_packet[]){remote_request(stage, SOFT_ROCE_FETCH_ADD, 0),
+					    remote_request(stage, SOFT_ROCE_FLUSH, 0x800001)},
+		2);
 	next_packet(stage, SOFT_ROCE_ATOMIC_ACKNOWLEDGE);
 }
 
 /* A requester that does not count FLUSHes towards the limit on READs may send more FLUSHes and
  * READs than there are response slots. The responder asks for the excess requests again instead of
  * reporting an error. */
-static void uncounted(void)
+static void requests_beyond_response_slots_are_requested_again(void)
 {
 	struct stage stage;
 
-	open_flushed(&stage, (struct options){.answers = 1});
-	const struct soft_roce_packet first = remote(&stage, SOFT_ROCE_FLUSH, 0),
-				      second = remote(&stage, SOFT_ROCE_FLUSH, 1),
-				      third = remote(&stage, SOFT_ROCE_READ_REQUEST, 2);
+	open_flush_stage(&stage, (struct options){.answers = 1});
+	const struct soft_roce_packet first = remote_request(&stage, SOFT_ROCE_FLUSH, 0),
+				      second = remote_request(&stage, SOFT_ROCE_FLUSH, 1),
+				      third = remote_request(&stage, SOFT_ROCE_READ_REQUEST, 2);
 
-	throw_together(&stage, (struct soft_roce_packet[]){first, second, third}, 3);
+	send_packets_together(&stage, (struct soft_roce_packet[]){first, second, third}, 3);
 	expect_empty(&stage, 0, 1);
-	answer(&stage, PEER_PSN + 1, SOFT_ROCE_NAK | 0);
-	throw_together(&stage, (struct soft_roce_packet[]){second, third}, 2);
+	expect_response(&stage, PEER_PSN + 1, SOFT_ROCE_NAK | 0);
+	send_packets_together(&stage, (struct soft_roce_packet[]){second, third}, 2);
 	expect_empty(&stage, 1, 2);
-	answer(&stage, PEER_PSN + 2, SOFT_ROCE_NAK | 0);
-	throw(&stage, third);
+	expect_response(&stage, PEER_PSN + 2, SOFT_ROCE_NAK | 0);
+	send_packet(&stage, third);
 	CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_READ_RESPONSE_ONLY).length, 8);
-	no_answer(&stage);
+	expect_no_response(&stage);
 	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
 	close_stage(&stage);
 }
@@ -336,7 +338,7 @@ static void uncounted(void)
 
 /* Send a WRITE with immediate data in three packets. The peer misses the second, so the last two
  * are retransmitted. */
-static void written(struct stage *stage)
+static void write_is_resent_from_the_lost_packet(struct stage *stage)
 {
 	const uint8_t opcodes[] = {SOFT_ROCE_WRITE_FIRST, SOFT_ROCE_WRITE_MIDDLE,
 				   SOFT_ROCE_WRITE_LAST_IMMEDIATE};
@@ -362,17 +364,18 @@ static void written(struct stage *stage)
 	next_packet(stage, opcodes[2]);
 	acknowledge(stage, psn + 2, DONE);
 	expect_wc(&stage->side, 5, IBV_WC_SUCCESS);
-	no_answer(stage);
+	expect_no_response(stage);
 }
 
 /* A peer answers ATOMIC WRITE and FLUSH with an empty READ response (IBTA annex A19). A response
  * with data must belong to another request. Both operations count as READs. If max_rd_atomic is 0,
  * the requester sends them one at a time. */
-static void answered_as_read(uint8_t depth)
+static void atomic_write_and_flush_complete_on_empty_response(uint8_t depth)
 {
 	const struct address peer = address_of_peer();
-	struct stage stage = {
-		.peer = bound(peer_gid), .stranger = bound(stranger_gid), .psn = PEER_PSN};
+	struct stage stage = {.peer = bind_udp_socket(peer_gid),
+			      .stranger = bind_udp_socket(stranger_gid),
+			      .psn = PEER_PSN};
 	uint64_t word = 5;
 
 	open_extended_side(
@@ -391,23 +394,23 @@ static void answered_as_read(uint8_t depth)
 	stage.psn = next_packet(&stage, SOFT_ROCE_ATOMIC_WRITE).psn;
 	if (depth == 2)
 		CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_FLUSH).psn, (stage.psn + 1) & 0xffffff);
-	no_answer(&stage);
-	throw(&stage, packet_of(&stage, SOFT_ROCE_READ_RESPONSE_ONLY, 8));
-	throw(&stage, packet_of(&stage, SOFT_ROCE_READ_RESPONSE_FIRST, MTU));
+	expect_no_response(&stage);
+	send_packet(&stage, packet_of(&stage, SOFT_ROCE_READ_RESPONSE_ONLY, 8));
+	send_packet(&stage, packet_of(&stage, SOFT_ROCE_READ_RESPONSE_FIRST, MTU));
 	for (uint64_t id = 1; id <= 2; id++) {
 		expect_no_wc(&stage.side);
-		request(&stage, SOFT_ROCE_READ_RESPONSE_ONLY, 0);
+		send_request(&stage, SOFT_ROCE_READ_RESPONSE_ONLY, 0);
 		expect_wc(&stage.side, id, IBV_WC_SUCCESS);
 		if (id == 1 && depth != 2)
 			CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_FLUSH).psn, stage.psn);
 	}
-	no_answer(&stage);
+	expect_no_response(&stage);
 	close_stage(&stage);
 }
 
 /* Packets that a host sends to our source ports must not occupy memory, because nothing reads these
  * sockets. */
-static void sender(struct stage *stage)
+static void source_port_sockets_queue_no_packets(struct stage *stage)
 {
 	struct sockaddr_in from;
 	socklen_t length = sizeof(from);
@@ -415,7 +418,7 @@ static void sender(struct stage *stage)
 	uint8_t byte;
 
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 5, .length = 1);
-	CHECK(comes(stage->peer, WAIT_MS));
+	CHECK(has_packet_within(stage->peer, WAIT_MS));
 	CHECK_EQUAL(recvfrom(stage->peer, &byte, 1, MSG_PEEK, (struct sockaddr *)&from, &length),
 		    1);
 	const uint32_t psn = next_packet(stage, SOFT_ROCE_SEND_ONLY).psn;
@@ -431,14 +434,14 @@ static void sender(struct stage *stage)
 
 /* The requester retries after the delay in an RNR NAK, and ignores reserved syndromes (IBTA table
  * 45). */
-static void not_ready(struct stage *stage)
+static void rnr_nak_delays_the_retry(struct stage *stage)
 {
 	const uint32_t psn = stage->side.psn;
 
 	POST(&stage->side, IBV_WR_SEND_WITH_INV, .wr_id = 5, .length = MTU, .imm = 0x1234);
 	CHECK_EQUAL(next_packet(stage, SOFT_ROCE_SEND_ONLY_INVALIDATE).rkey, 0x1234);
 	acknowledge(stage, psn, 0x40);
-	no_answer(stage);
+	expect_no_response(stage);
 	acknowledge(stage, psn, SOFT_ROCE_RNR_NAK | 1);
 	CHECK_EQUAL(next_packet(stage, SOFT_ROCE_SEND_ONLY_INVALIDATE).psn, psn & 0xffffff);
 	acknowledge(stage, psn, DONE);
@@ -465,7 +468,7 @@ int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 /* A full socket (EAGAIN) only delays packets. Packets are lost if they are too long for the
  * network, or if the kernel cannot split their run. After EIO, the socket no longer sends runs.
  * Other sockets still do, because they may use other network interfaces. */
-static void refused(int error, uint32_t packets)
+static void failed_sendmmsg_delays_or_resends_packets(int error, uint32_t packets)
 {
 	struct stage stage;
 
@@ -499,7 +502,7 @@ struct owner_name {
 };
 
 /* Returns the socket name of the process that owns the port at the device's address (share.c). */
-static struct owner_name name_of_owner(void)
+static struct owner_name owner_socket_name(void)
 {
 	struct owner_name name = {.family = AF_UNIX, .prefix = "\0aiordma/roce"};
 
@@ -508,10 +511,10 @@ static struct owner_name name_of_owner(void)
 }
 
 /* The error message names the port and says how to free it. */
-static void port_in_use(struct side *side)
+static void rtr_fails_with_explanation_if_port_is_in_use(struct side *side)
 {
 	const struct address peer = address_of_peer();
-	int fd = bound(device_gid);
+	int fd = bind_udp_socket(device_gid);
 	char text[1000];
 
 	CHECK_OK(to_init(side));
@@ -524,7 +527,7 @@ static void port_in_use(struct side *side)
 	CHECK_EQUAL(state_of(side), IBV_QPS_INIT);
 	close(fd);
 	/* Another user's process may bind the owner's name without listening on it (share.c). */
-	const struct owner_name name = name_of_owner();
+	const struct owner_name name = owner_socket_name();
 
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	CHECK_OK(bind(fd, (const struct sockaddr *)&name, sizeof(name)));
@@ -533,14 +536,14 @@ static void port_in_use(struct side *side)
 	CHECK_OK(to_rtr(side, &peer));
 	/* The port is closed when no queue pair needs it. */
 	destroy_qp(side);
-	close(bound(device_gid));
+	close(bind_udp_socket(device_gid));
 }
 
 /* Descriptors that the port's owner sends to a guest are closed (share.c). */
-static void unexpected_descriptors(struct side *side)
+static void guest_closes_unexpected_descriptors(struct side *side)
 {
 	const struct address peer = address_of_peer();
-	const struct owner_name name = name_of_owner();
+	const struct owner_name name = owner_socket_name();
 	union {
 		struct cmsghdr header;
 		char space[CMSG_SPACE(2 * sizeof(int))];
@@ -552,7 +555,7 @@ static void unexpected_descriptors(struct side *side)
 	CHECK_OK(listen(door, 2));
 	CHECK_OK(to_init(side));
 	CHECK_OK(to_rtr(side, &peer));
-	int guest = accept4(door, NULL, NULL, SOCK_CLOEXEC), before = resources();
+	int guest = accept4(door, NULL, NULL, SOCK_CLOEXEC), before = count_resources();
 
 	CHECK(guest >= 0);
 	soft_put_control(&message, SOL_SOCKET, SCM_RIGHTS, (int[]){door, door}, 2 * sizeof(int));
@@ -574,28 +577,28 @@ int main(void)
 	limit_seconds(120);
 	for (size_t i = 0; i < sizeof(payload); i++)
 		payload[i] = (uint8_t)(i * 7 + 1);
-	STAGE(received);
-	STAGE(out_of_turn, .rnr_timer = 9);
-	STEP(dropped());
+	STAGE(incoming_messages_are_received_and_acknowledged);
+	STAGE(gap_causes_one_nak_and_duplicates_are_acknowledged, .rnr_timer = 9);
+	STEP(invalid_packets_are_dropped_without_response());
 	spec("delay=1us");
-	STEP(dropped());
+	STEP(invalid_packets_are_dropped_without_response());
 	no_faults();
-	STEP(wrong_length());
-	STAGE(read_by_peer);
-	STEP(answers_as_read());
-	STAGE(forged_duplicate);
-	STEP(uncounted());
-	STAGE(written);
-	STAGE(not_ready);
-	STEP(answered_as_read(2));
-	STEP(answered_as_read(1));
-	STEP(answered_as_read(255));
-	STEP(refused(EAGAIN, 1));
-	STEP(refused(EMSGSIZE, 1));
-	STEP(refused(EIO, 3));
-	STEP(refused(EIO, 3));
-	STAGE(sender);
-	SIDE(port_in_use, 0);
-	SIDE(unexpected_descriptors, 0);
+	STEP(request_of_wrong_length_is_refused_or_dropped());
+	STAGE(read_response_has_one_packet_per_mtu);
+	STEP(atomic_write_and_flush_get_empty_read_responses());
+	STAGE(forged_duplicate_flush_keeps_waiting_responses);
+	STEP(requests_beyond_response_slots_are_requested_again());
+	STAGE(write_is_resent_from_the_lost_packet);
+	STAGE(rnr_nak_delays_the_retry);
+	STEP(atomic_write_and_flush_complete_on_empty_response(2));
+	STEP(atomic_write_and_flush_complete_on_empty_response(1));
+	STEP(atomic_write_and_flush_complete_on_empty_response(255));
+	STEP(failed_sendmmsg_delays_or_resends_packets(EAGAIN, 1));
+	STEP(failed_sendmmsg_delays_or_resends_packets(EMSGSIZE, 1));
+	STEP(failed_sendmmsg_delays_or_resends_packets(EIO, 3));
+	STEP(failed_sendmmsg_delays_or_resends_packets(EIO, 3));
+	STAGE(source_port_sockets_queue_no_packets);
+	SIDE(rtr_fails_with_explanation_if_port_is_in_use, 0);
+	SIDE(guest_closes_unexpected_descriptors, 0);
 	return 0;
 }

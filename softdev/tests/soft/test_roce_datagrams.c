@@ -45,7 +45,7 @@ static socklen_t address_at(const uint8_t gid[16], uint16_t port, struct sockadd
 }
 
 /* Create a socket bound to this address. Returns -1 and sets errno on failure. */
-static int bound(const uint8_t gid[16], uint16_t port)
+static int bind_udp_socket(const uint8_t gid[16], uint16_t port)
 {
 	struct sockaddr_storage here;
 	const socklen_t length = address_at(gid, port, &here);
@@ -64,7 +64,7 @@ static int bound(const uint8_t gid[16], uint16_t port)
 
 static bool is_free(const uint8_t gid[16])
 {
-	int fd = bound(gid, SOFT_ROCE_PORT);
+	int fd = bind_udp_socket(gid, SOFT_ROCE_PORT);
 
 	if (fd >= 0)
 		close(fd);
@@ -81,24 +81,24 @@ static size_t build(uint8_t *bytes, const uint8_t source[16], const uint8_t dest
 	return build_from(SOFT_ROCE_PORT - 1, bytes, source, destination, packet);
 }
 
-static void throw_bytes(const uint8_t source[16], const uint8_t destination[16],
-			const uint8_t *bytes, size_t length)
+static void send_bytes(const uint8_t source[16], const uint8_t destination[16],
+		       const uint8_t *bytes, size_t length)
 {
 	struct sockaddr_storage to;
 	const socklen_t to_length = address_at(destination, SOFT_ROCE_PORT, &to);
-	int fd = bound(source, SOFT_ROCE_PORT - 1);
+	int fd = bind_udp_socket(source, SOFT_ROCE_PORT - 1);
 
 	CHECK(fd >= 0);
 	CHECK_EQUAL(sendto(fd, bytes, length, 0, (const struct sockaddr *)&to, to_length), length);
 	close(fd);
 }
 
-static void throw(const uint8_t source[16], const uint8_t destination[16],
-		  struct soft_roce_packet packet)
+static void send_packet(const uint8_t source[16], const uint8_t destination[16],
+			struct soft_roce_packet packet)
 {
 	uint8_t bytes[LONGEST];
 
-	throw_bytes(source, destination, bytes, build(bytes, source, destination, &packet));
+	send_bytes(source, destination, bytes, build(bytes, source, destination, &packet));
 }
 
 static struct soft_roce_packet packet_to(const struct side *side, uint8_t opcode, uint32_t length)
@@ -141,7 +141,8 @@ static void check_grh(const uint8_t *grh, const uint8_t source[16], const uint8_
 	CHECK_EQUAL(sum % 0xffff, 0);
 }
 
-static void received(const uint8_t source[16], const uint8_t destination[16])
+static void incoming_datagrams_have_correct_completion_and_grh(const uint8_t source[16],
+							       const uint8_t destination[16])
 {
 	static const uint32_t lengths[] = {0, 7, MTU};
 	struct side side;
@@ -153,8 +154,8 @@ static void received(const uint8_t source[16], const uint8_t destination[16])
 
 		if (i == 3)
 			packet.pkey = 0x7fff; /* limited membership */
-		receive_at(&side, i, 0, 8192);
-		throw(source, destination, packet);
+		post_receive_at(&side, i, 0, 8192);
+		send_packet(source, destination, packet);
 		struct ibv_wc wc = expect_wc(&side, i, IBV_WC_SUCCESS);
 
 		CHECK_EQUAL(wc.byte_len, GRH + packet.length);
@@ -169,9 +170,9 @@ static void received(const uint8_t source[16], const uint8_t destination[16])
 }
 
 /* Datagrams that any host can send are dropped without a response. */
-static void dropped(void)
+static void invalid_datagrams_are_dropped_without_response(void)
 {
-	int peer = bound(peer_gid, SOFT_ROCE_PORT);
+	int peer = bind_udp_socket(peer_gid, SOFT_ROCE_PORT);
 	struct side side, other, witness;
 	uint8_t bytes[LONGEST];
 
@@ -182,28 +183,28 @@ static void dropped(void)
 
 	/* A datagram is dropped if no receive is posted. It has been processed by the time a later
 	 * datagram arrives at another queue pair. */
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	UD_OPEN(&witness);
-	receive_at(&witness, 1, 0, GRH + 7);
-	throw(peer_gid, device_gid, packet_to(&witness, SEND, 7));
+	post_receive_at(&witness, 1, 0, GRH + 7);
+	send_packet(peer_gid, device_gid, packet_to(&witness, SEND, 7));
 	expect_wc(&witness, 1, IBV_WC_SUCCESS);
 	close_side(&witness);
-	receive_at(&side, 1, 0, GRH + 2 * MTU);
-	receive_at(&other, 1, 0, GRH + MTU);
+	post_receive_at(&side, 1, 0, GRH + 2 * MTU);
+	post_receive_at(&other, 1, 0, GRH + MTU);
 	packet.dest_qpn = other.qp->qp_num; /* not yet in RTR */
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	packet.dest_qpn ^= 1;
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	packet = packet_to(&side, SEND, 7);
 	packet.qkey++;
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	packet = packet_to(&side, SEND, 7);
 	packet.pkey = 0x1234;
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	packet = packet_to(&side, SEND, MTU + 4);
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	packet = packet_to(&side, SOFT_ROCE_RC | SOFT_ROCE_SEND_ONLY, 7);
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	/* Send the packet with each bit flipped, except those that a network may change, and then
 	 * truncated to each length. */
 	packet = packet_to(&side, SEND, 7);
@@ -213,16 +214,16 @@ static void dropped(void)
 		if (bit / 8 == 4)
 			continue;
 		bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
-		throw_bytes(peer_gid, device_gid, bytes, length);
+		send_bytes(peer_gid, device_gid, bytes, length);
 		bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
 	}
 	for (size_t cut = 1; cut < length; cut++)
-		throw_bytes(peer_gid, device_gid, bytes, cut);
+		send_bytes(peer_gid, device_gid, bytes, cut);
 	/* to the address of another device */
-	throw(peer_gid, second_gid, packet);
-	CHECK(!comes(peer, QUIET_MS));
+	send_packet(peer_gid, second_gid, packet);
+	CHECK(!has_packet_within(peer, QUIET_MS));
 	packet.length = 5;
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	CHECK_EQUAL(expect_wc(&side, 1, IBV_WC_SUCCESS).byte_len, GRH + 5);
 	expect_no_wc(&side);
 	expect_no_wc(&other);
@@ -233,9 +234,9 @@ static void dropped(void)
 
 /* ---- what goes out --------------------------------------------------------------------------- */
 
-static void sent(void)
+static void sent_datagrams_have_correct_headers(void)
 {
-	int peer = bound(peer_gid, SOFT_ROCE_PORT);
+	int peer = bind_udp_socket(peer_gid, SOFT_ROCE_PORT);
 	struct address to = {.qpn = PEER_QPN};
 	struct side side;
 
@@ -270,9 +271,9 @@ static void sent(void)
 }
 
 /* Post a chain to two address handles with different traffic classes. */
-static void classes_sent(void)
+static void datagrams_use_the_traffic_class_of_their_handle(void)
 {
-	const int peer = bound(peer_gid, SOFT_ROCE_PORT), on = 1;
+	const int peer = bind_udp_socket(peer_gid, SOFT_ROCE_PORT), on = 1;
 	struct ibv_send_wr wrs[4] = {0};
 	struct ibv_ah *ahs[2];
 	struct side side;
@@ -320,19 +321,19 @@ static struct ibv_wc expect_class(struct side *side, bool ipv4)
 
 /* Exchange datagrams between two processes that share an address. The parent creates the address
  * handle for its response from the work completion and the GRH. */
-static void classes_received(int index)
+static void grh_reports_the_traffic_class(int index)
 {
 	struct side side, own;
 
 	UD_OPEN(&side, .gid = gid_at(index));
-	receive_at(&side, 1, 0, GRH);
+	post_receive_at(&side, 1, 0, GRH);
 	const struct address to = address_of_side(&side);
 	const bool ipv4 = is_ipv4(to.gid.raw);
 	pid_t child = fork_asleep();
 
 	if (!child) {
 		UD_OPEN(&own, .gid = gid_at(index));
-		receive_at(&own, 1, 0, GRH);
+		post_receive_at(&own, 1, 0, GRH);
 		UD_POST(&own, .ah = ud_path(&own, &to, index), .qpn = to.qpn, .qkey = QKEY,
 			.wr_id = 2);
 		expect_wc(&own, 2, IBV_WC_SUCCESS);
@@ -345,7 +346,7 @@ static void classes_received(int index)
 
 	UD_POST(&side, .ah = ah, .qpn = wc.src_qp, .qkey = QKEY, .wr_id = 2);
 	expect_wc(&side, 2, IBV_WC_SUCCESS);
-	expect_ended_well(child);
+	expect_exit_success(child);
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_side(&side);
 }
@@ -404,9 +405,9 @@ static struct soft_cm_mad next_mad(int peer, unsigned type)
 	return mad;
 }
 
-static void connection_manager(void)
+static void cm_requests_arrive_at_qp_1_and_bad_mads_are_dropped(void)
 {
-	int peer = bound(peer_gid, SOFT_ROCE_PORT);
+	int peer = bind_udp_socket(peer_gid, SOFT_ROCE_PORT);
 	struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(PORT)};
 	uint8_t bytes[SOFT_MAD_SIZE];
 	struct rdma_event_channel *channel;
@@ -418,7 +419,7 @@ static void connection_manager(void)
 	CHECK_OK(verbs->rdma_bind_addr(id, (struct sockaddr *)&any));
 	/* Another process uses one of the addresses, so rdma_listen() fails and releases the
 	 * others. */
-	int taken = bound(second_gid, SOFT_ROCE_PORT);
+	int taken = bind_udp_socket(second_gid, SOFT_ROCE_PORT);
 
 	CHECK_FAILS(verbs->rdma_listen(id, 0), EADDRINUSE);
 	CHECK(is_free(device_gid));
@@ -429,20 +430,20 @@ static void connection_manager(void)
 	struct soft_roce_packet packet = request_for(PORT, bytes);
 
 	packet.qkey = QKEY;
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	packet = request_for(PORT, bytes);
 	packet.src_qpn = PEER_QPN;
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	packet = request_for(PORT, bytes);
 	packet.length -= 4;
-	throw(peer_gid, device_gid, packet);
+	send_packet(peer_gid, device_gid, packet);
 	packet = request_for(PORT, bytes);
 	packet.dest_qpn = 0;
-	throw(peer_gid, device_gid, packet);
-	CHECK(!comes(peer, QUIET_MS));
-	throw(peer_gid, device_gid, request_for(PORT + 1, bytes));
+	send_packet(peer_gid, device_gid, packet);
+	CHECK(!has_packet_within(peer, QUIET_MS));
+	send_packet(peer_gid, device_gid, request_for(PORT + 1, bytes));
 	CHECK_EQUAL(next_mad(peer, SOFT_CM_REJ).message.reason, SOFT_CM_REASON_INVALID_SERVICE_ID);
-	throw(peer_gid, device_gid, request_for(PORT, bytes));
+	send_packet(peer_gid, device_gid, request_for(PORT, bytes));
 	next_mad(peer, SOFT_CM_MRA);
 	CHECK_OK(verbs->rdma_get_cm_event(channel, &event));
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -482,9 +483,9 @@ static void expect_event_of(struct rdma_event_channel *channel, enum rdma_cm_eve
 }
 
 /* A request contains the traffic class of its path, but is itself sent with class 0. */
-static void class_asked_for(void)
+static void connection_request_contains_its_traffic_class(void)
 {
-	const int peer = bound(peer_gid, SOFT_ROCE_PORT), on = 1;
+	const int peer = bind_udp_socket(peer_gid, SOFT_ROCE_PORT), on = 1;
 	struct rdma_conn_param parameters = {.qp_num = PEER_QPN};
 	struct sockaddr_storage to;
 	struct rdma_event_channel *channel;
@@ -519,7 +520,7 @@ int __wrap_socket(int domain, int type, int protocol)
 }
 
 /* The device does not query the kernel for addresses and routes on every connection request. */
-static void asked_once(void)
+static void connection_requests_cause_few_kernel_queries(void)
 {
 	const union ibv_gid from = {.raw = {[10] = 0xff, 0xff, 203, 0, 113, 1}};
 	struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(PORT)};
@@ -562,10 +563,10 @@ static void asked_once(void)
 /* ---- the port -------------------------------------------------------------------------------- */
 
 /* A port in use at one address does not affect queue pairs at other addresses. */
-static void port_in_use(void)
+static void port_in_use_affects_only_its_address(void)
 {
 	const struct address peer = {.qpn = PEER_QPN, .gid.raw = {[10] = 0xff, 0xff, 127, 0, 0, 9}};
-	int taken = bound(device_gid, SOFT_ROCE_PORT);
+	int taken = bind_udp_socket(device_gid, SOFT_ROCE_PORT);
 	struct side connected, side;
 
 	OPEN(&connected, .device = 1);
@@ -608,24 +609,24 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 #ifndef __SANITIZE_THREAD__ /* TSan cannot start threads in a forked child */
 /* The child owns the port, and the parent is its guest. The child's last datagram is for the
  * parent, but is still queued in the child's own socket when the child exits. */
-static void sent_by_the_owner_at_its_end(bool closes)
+static void last_datagram_of_exiting_owner_is_delivered(bool closes)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 	char byte = 0;
 
 	if (process.child)
-		hear(&process, &byte, 1);
+		process_receive(&process, &byte, 1);
 	UD_OPEN(&side);
 	if (!process.child)
-		tell(&process, &byte, 1);
-	struct address peer = exchange(&process, &side);
+		process_send(&process, &byte, 1);
+	struct address peer = exchange_addresses(&process, &side);
 
 	if (!process.child) {
 		struct ibv_ah *ah = ud_path(&side, &peer, 0);
 
-		hear(&process, &byte, 1);
-		while (!others_sleep())
+		process_receive(&process, &byte, 1);
+		while (!are_others_asleep())
 			sched_yield();
 		is_stopped = true;
 		UD_POST(&side, .ah = ah, .qpn = peer.qpn, .qkey = QKEY, .length = 8);
@@ -634,14 +635,14 @@ static void sent_by_the_owner_at_its_end(bool closes)
 			CHECK_OK(verbs->ibv_destroy_qp(side.qp));
 		exit(0);
 	}
-	receive_at(&side, 1, 0, GRH + 8);
-	tell(&process, &byte, 1);
+	post_receive_at(&side, 1, 0, GRH + 8);
+	process_send(&process, &byte, 1);
 	expect_wc(&side, 1, IBV_WC_SUCCESS);
-	join(&process);
+	process_join(&process);
 	close_side(&side);
 }
 
-static void forked(void)
+static void forked_child_and_parent_both_receive_datagrams(void)
 {
 	struct side side, own[2];
 
@@ -653,22 +654,22 @@ static void forked(void)
 		OPEN(&own[0], .ud = true);
 		CHECK_OK(ud_to_init(&own[0], QKEY));
 		enter_state(&own[0], IBV_QPS_RTR); /* the parent receives for the child */
-		receive_at(&own[0], 1, 0, GRH + 7);
-		throw(peer_gid, device_gid, packet_to(&own[0], SEND, 7));
+		post_receive_at(&own[0], 1, 0, GRH + 7);
+		send_packet(peer_gid, device_gid, packet_to(&own[0], SEND, 7));
 		expect_wc(&own[0], 1, IBV_WC_SUCCESS);
 		close_side(&own[0]);
 		CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
-		open_two(&own[0], &own[1]);
+		open_ud_pair(&own[0], &own[1]);
 		struct ibv_ah *ah = path_to(&own[0], &own[1]);
 
-		receive_at(&own[1], 1, 0, GRH);
+		post_receive_at(&own[1], 1, 0, GRH);
 		send_with(&own[0], ah, &own[1], QKEY);
 		expect_wc(&own[1], 1, IBV_WC_SUCCESS);
 		_exit(0);
 	}
-	expect_ended_well(child);
-	receive_at(&side, 1, 0, GRH + 7);
-	throw(peer_gid, device_gid, packet_to(&side, SEND, 7));
+	expect_exit_success(child);
+	post_receive_at(&side, 1, 0, GRH + 7);
+	send_packet(peer_gid, device_gid, packet_to(&side, SEND, 7));
 	expect_wc(&side, 1, IBV_WC_SUCCESS);
 	close_side(&side);
 }
@@ -681,24 +682,24 @@ int main(void)
 	for (size_t i = 0; i < sizeof(payload); i++)
 		payload[i] = (uint8_t)(i * 7 + 1);
 #ifndef __SANITIZE_THREAD__
-	STEP(sent_by_the_owner_at_its_end(false));
-	STEP(sent_by_the_owner_at_its_end(true));
+	STEP(last_datagram_of_exiting_owner_is_delivered(false));
+	STEP(last_datagram_of_exiting_owner_is_delivered(true));
 #endif
-	STEP(received(peer_gid, device_gid));
+	STEP(incoming_datagrams_have_correct_completion_and_grh(peer_gid, device_gid));
 	if (is_free(ipv6_gid))
-		STEP(received(ipv6_gid, ipv6_gid));
-	STEP(dropped());
-	STEP(sent());
-	STEP(classes_sent());
-	STEP(connection_manager());
-	STEP(asked_once());
-	STEP(class_asked_for());
-	STEP(port_in_use());
+		STEP(incoming_datagrams_have_correct_completion_and_grh(ipv6_gid, ipv6_gid));
+	STEP(invalid_datagrams_are_dropped_without_response());
+	STEP(sent_datagrams_have_correct_headers());
+	STEP(datagrams_use_the_traffic_class_of_their_handle());
+	STEP(cm_requests_arrive_at_qp_1_and_bad_mads_are_dropped());
+	STEP(connection_requests_cause_few_kernel_queries());
+	STEP(connection_request_contains_its_traffic_class());
+	STEP(port_in_use_affects_only_its_address());
 #ifndef __SANITIZE_THREAD__
-	STEP(forked());
-	STEP(classes_received(0));
+	STEP(forked_child_and_parent_both_receive_datagrams());
+	STEP(grh_reports_the_traffic_class(0));
 	if (is_free(ipv6_gid))
-		STEP(classes_received(1));
+		STEP(grh_reports_the_traffic_class(1));
 #endif
 	return 0;
 }

@@ -12,7 +12,7 @@ static void traced(void (*step)(void))
 	CHECK_OK(unlink(path));
 }
 
-static void packets(void)
+static void dropped_packets_are_traced_with_their_reason(void)
 {
 	struct stage stage;
 	struct side unready;
@@ -25,32 +25,32 @@ static void packets(void)
 
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.pkey = 0x1234;
-	throw(&stage, packet);
-	CHECK(is(expect_drop(path, own, "PKEY"), "remote", "127.0.0.9"));
-	throw(&stage, packet_of(&stage, SOFT_ROCE_UC | SOFT_ROCE_SEND_ONLY, 7));
+	send_packet(&stage, packet);
+	CHECK(field_is(expect_drop(path, own, "PKEY"), "remote", "127.0.0.9"));
+	send_packet(&stage, packet_of(&stage, SOFT_ROCE_UC | SOFT_ROCE_SEND_ONLY, 7));
 	expect_drop(path, own, "TRANSPORT");
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.dest_qpn = unready.qp->qp_num;
-	throw(&stage, packet);
+	send_packet(&stage, packet);
 	expect_drop(path, packet.dest_qpn, "QP_STATE");
 	packet.dest_qpn = own;
-	throw_bytes(stage.stranger, bytes, build(bytes, stranger_gid, &packet));
-	CHECK(is(expect_drop(path, own, "SOURCE"), "remote", "127.0.0.10"));
+	send_bytes(stage.stranger, bytes, build(bytes, stranger_gid, &packet));
+	CHECK(field_is(expect_drop(path, own, "SOURCE"), "remote", "127.0.0.10"));
 	size_t length = build(bytes, peer_gid, &packet);
 
 	bytes[length - 1] ^= 1;
-	throw_bytes(stage.peer, bytes, length);
+	send_bytes(stage.peer, bytes, length);
 	expect_drop(path, own, "ICRC");
-	throw_bytes(stage.peer, bytes, 3);
+	send_bytes(stage.peer, bytes, 3);
 	while (!count_of("dropped", "reason", "HEADER"))
 		read_trace(path);
-	no_answer(&stage);
+	expect_no_response(&stage);
 	close_side(&unready);
 	close_stage(&stage);
 }
 
 /* Any host can send these packets, so the number of trace lines per second is limited. */
-static void flood(void)
+static void trace_lines_per_second_are_limited_in_a_flood(void)
 {
 	enum { PER_SECOND = 100, PACKETS = 1000, SECOND = 1000000000 };
 	struct stage stage;
@@ -62,15 +62,16 @@ static void flood(void)
 
 	packet.dest_qpn ^= 0x1555;
 	for (int i = 0; i < PACKETS; i++)
-		throw(&stage, packet);
-	receive_at(&stage.side, 1, 0, 64);
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7); /* after all of them */
+		send_packet(&stage, packet);
+	post_receive_at(&stage.side, 1, 0, 64);
+	send_request(&stage, SOFT_ROCE_SEND_ONLY, 7); /* after all of them */
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
 	read_trace(path);
 	EACH_LINE ("dropped") {
-		first = lines++ ? first : number(line, "t");
-		omitted += field(line, "omitted") ? number(line, "omitted") : 0;
-		CHECK(lines <= 1 + PER_SECOND + (number(line, "t") - first) * PER_SECOND / SECOND);
+		first = lines++ ? first : number_field(line, "t");
+		omitted += field(line, "omitted") ? number_field(line, "omitted") : 0;
+		CHECK(lines <=
+		      1 + PER_SECOND + (number_field(line, "t") - first) * PER_SECOND / SECOND);
 	}
 	CHECK(lines > 0 && lines + omitted <= PACKETS);
 	close_stage(&stage);
@@ -80,8 +81,8 @@ int main(void)
 {
 	limit_seconds(60);
 	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
-	STEP(traced(packets));
-	STEP(traced(flood));
+	STEP(traced(dropped_packets_are_traced_with_their_reason));
+	STEP(traced(trace_lines_per_second_are_limited_in_a_flood));
 	CHECK_OK(rmdir(folder));
 	return 0;
 }

@@ -49,7 +49,7 @@ static int vector_count;
 
 /* ---- vectors ------------------------------------------------------------------------------- */
 
-static void take_address(uint8_t gid[16], const char *text)
+static void parse_address(uint8_t gid[16], const char *text)
 {
 	memcpy(gid, (const uint8_t[16]){[10] = 0xff, [11] = 0xff}, 16);
 	CHECK_EQUAL(strchr(text, ':') ? inet_pton(AF_INET6, text, gid)
@@ -75,8 +75,8 @@ static void read_vector(struct vector *vector, char *words)
 	uint16_t port;
 	char *hex;
 
-	take_address(source, strsep(&words, " "));
-	take_address(destination, strsep(&words, " "));
+	parse_address(source, strsep(&words, " "));
+	parse_address(destination, strsep(&words, " "));
 	port = (uint16_t)next_number(&words);
 	soft_icrc_flow(&vector->flow, source, destination, port, SOFT_ROCE_PORT);
 	vector->identification = (uint16_t)next_number(&words);
@@ -101,7 +101,8 @@ static void read_vectors(void)
 	fclose(file);
 }
 
-static void same(const struct soft_roce_packet *got, const struct soft_roce_packet *expected)
+static void expect_same_packet(const struct soft_roce_packet *got,
+			       const struct soft_roce_packet *expected)
 {
 #define SAME(name) CHECK_EQUAL(got->name, expected->name)
 	FIELDS(SAME);
@@ -116,7 +117,7 @@ static uint32_t stored_icrc(const uint8_t *bytes, size_t length)
 	return le32toh(icrc);
 }
 
-static void both_ways(const struct vector *vector)
+static void check_encode_and_decode(const struct vector *vector)
 {
 	const struct soft_roce_packet *packet = &vector->packet;
 	uint8_t headers[SOFT_ROCE_HEADERS_MAX], zeros[SOFT_ROCE_PAD_MAX] = {0};
@@ -128,7 +129,7 @@ static void both_ways(const struct vector *vector)
 	struct soft_roce_packet got;
 
 	CHECK_EQUAL(soft_roce_decode(&got, vector->bytes, vector->length), SOFT_ROCE_WELL_FORMED);
-	same(&got, packet);
+	expect_same_packet(&got, packet);
 	CHECK_EQUAL(pieces[0].iov_len, packet->payload - vector->bytes);
 	CHECK(!memcmp(headers, vector->bytes, pieces[0].iov_len));
 	CHECK_EQUAL(soft_icrc(&vector->flow, vector->identification, pieces, 3),
@@ -137,7 +138,8 @@ static void both_ways(const struct vector *vector)
 }
 
 /* Flip each bit of a packet. The ICRC must be wrong, except for bits that routers may change. */
-static void wrong_bits(const struct soft_icrc_flow *flow, uint8_t *bytes, size_t length)
+static void expect_bit_flips_detected(const struct soft_icrc_flow *flow, uint8_t *bytes,
+				      size_t length)
 {
 	for (size_t bit = 0; bit < 8 * length; bit++) {
 		bytes[bit / 8] ^= 1 << bit % 8;
@@ -148,7 +150,7 @@ static void wrong_bits(const struct soft_icrc_flow *flow, uint8_t *bytes, size_t
 
 /* With IPv4, one in 65,536 random ICRCs is accepted, because the identification may have any
  * value. */
-static void random_icrcs(struct vector *vector)
+static void random_icrcs_are_rejected(struct vector *vector)
 {
 	int taken = 0;
 
@@ -161,14 +163,14 @@ static void random_icrcs(struct vector *vector)
 	CHECK(vector->flow.ipv4 ? taken >= 8 && taken <= 32 : !taken);
 }
 
-static void vectors_of_scapy(void)
+static void packets_match_the_scapy_vectors(void)
 {
 	uint32_t lengths[256][2]; /* payload length by opcode and IP version */
 	int seen[256] = {0};
 
 	for (int i = 0; i < vector_count; i++) {
-		both_ways(&vectors[i]);
-		wrong_bits(&vectors[i].flow, vectors[i].bytes, vectors[i].length);
+		check_encode_and_decode(&vectors[i]);
+		expect_bit_flips_detected(&vectors[i].flow, vectors[i].bytes, vectors[i].length);
 		seen[vectors[i].packet.opcode] |= vectors[i].flow.ipv4 ? 1 : 2;
 		lengths[vectors[i].packet.opcode][vectors[i].flow.ipv4] = vectors[i].packet.length;
 	}
@@ -189,7 +191,7 @@ static void vectors_of_scapy(void)
 
 /* ---- malformed ----------------------------------------------------------------------------- */
 
-static void malformed(void)
+static void malformed_packets_are_rejected(void)
 {
 	static const struct {
 		uint8_t opcode, flags;
@@ -266,7 +268,7 @@ static void reserved_bits_are_ignored(void)
 
 /* Compute the ICRC for all packet lengths, from one or several buffers, and with random
  * identifications. */
-static void every_length(void)
+static void icrc_is_correct_for_every_length(void)
 {
 	static uint8_t bytes[LONGEST];
 
@@ -297,7 +299,7 @@ static void every_length(void)
 		CHECK(soft_icrc_check(flow, bytes, length + SOFT_ROCE_ICRC));
 		CHECK(!soft_icrc_check(flow, bytes, length + SOFT_ROCE_ICRC - 1));
 		if (length >= LONGEST - SOFT_ROCE_ICRC - 4) /* once with IPv4, once with IPv6 */
-			wrong_bits(flow, bytes, length + SOFT_ROCE_ICRC);
+			expect_bit_flips_detected(flow, bytes, length + SOFT_ROCE_ICRC);
 		memcpy(bytes + length, after, sizeof(after));
 	}
 }
@@ -306,11 +308,11 @@ int main(void)
 {
 	limit_seconds(60);
 	read_vectors();
-	STEP(vectors_of_scapy());
-	STEP(malformed());
+	STEP(packets_match_the_scapy_vectors());
+	STEP(malformed_packets_are_rejected());
 	STEP(reserved_bits_are_ignored());
-	STEP(every_length());
-	STEP(random_icrcs(&vectors[0]));
-	STEP(random_icrcs(&vectors[1]));
+	STEP(icrc_is_correct_for_every_length());
+	STEP(random_icrcs_are_rejected(&vectors[0]));
+	STEP(random_icrcs_are_rejected(&vectors[1]));
 	return 0;
 }

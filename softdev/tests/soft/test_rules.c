@@ -4,7 +4,7 @@
 
 #include "verbs_side.h"
 
-static void nothing_completes(struct side *side)
+static void expect_nothing_completes(struct side *side)
 {
 	for (int i = 0; i < 100; i++)
 		expect_no_wc(side);
@@ -13,7 +13,7 @@ static void nothing_completes(struct side *side)
 /* ---- receiver not ready -------------------------------------------------------------------- */
 
 /* Only requests that need a receive are answered with RNR NAK. */
-static void needs_no_receive(struct side *a, struct side *b)
+static void only_requests_with_receive_get_rnr_nak(struct side *a, struct side *b)
 {
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
 						     IBV_WR_ATOMIC_FETCH_AND_ADD};
@@ -28,7 +28,7 @@ static void needs_no_receive(struct side *a, struct side *b)
 /* ---- nothing at all, and too much ---------------------------------------------------------- */
 
 /* A message that is one byte too long fails before its keys are checked. */
-static void too_long(void)
+static void message_beyond_maximum_length_fails(void)
 {
 	for (uint32_t over = 0; over < 2; over++) {
 		struct side a, b;
@@ -44,7 +44,7 @@ static void too_long(void)
 
 /* A request for zero bytes needs no valid key (C9-88), but the queue pair must allow the
  * operation. */
-static void zero_bytes(void)
+static void empty_request_needs_no_valid_key(void)
 {
 	static const struct {
 		enum ibv_wr_opcode opcode;
@@ -62,17 +62,17 @@ static void zero_bytes(void)
 					  .rkey = 0x12345};
 
 		OPEN_PAIR(&a, &b);
-		carry_out(&a, IBV_WC_SUCCESS, request);
+		run_request(&a, IBV_WC_SUCCESS, request);
 		close_pair(&a, &b);
 		OPEN_PAIR(&a, &b, .rights = ALL_RIGHTS & ~cases[i].right);
-		carry_out(&a, IBV_WC_REM_INV_REQ_ERR, request);
+		run_request(&a, IBV_WC_REM_INV_REQ_ERR, request);
 		expect_event(&b, IBV_EVENT_QP_REQ_ERR);
 		close_pair(&a, &b);
 	}
 	/* An empty WRITE with immediate data consumes a receive, but does not write to it. */
 	OPEN_PAIR(&a, &b);
 	memset(b.memory, 7, 8);
-	receive_at(&b, 2, 0, 8);
+	post_receive_at(&b, 2, 0, 8);
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .imm = 5);
 	struct ibv_wc wc = expect_wc(&b, 2, IBV_WC_SUCCESS);
 
@@ -87,7 +87,7 @@ static void zero_bytes(void)
 
 /* SQD stops only the send queue (IBTA 10.3.1.5), so the responder continues to work. The SQ_DRAINED
  * event is raised once, and only if the application has requested it. */
-static void drained(bool notify)
+static void sqd_stops_only_the_send_queue(bool notify)
 {
 	struct side a, b;
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = notify};
@@ -99,8 +99,8 @@ static void drained(bool notify)
 		expect_event(&a, IBV_EVENT_SQ_DRAINED);
 	expect_no_event(&a);
 	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	receive_at(&a, 2, 0, 8);
-	receive_at(&b, 3, 0, 8);
+	post_receive_at(&a, 2, 0, 8);
+	post_receive_at(&b, 3, 0, 8);
 	*(uint64_t *)(void *)(a.memory + 64) = 5;
 	const struct request requests[] = {
 		{.opcode = IBV_WR_SEND, .wr_id = 4, .length = 8},
@@ -125,7 +125,7 @@ static void drained(bool notify)
 	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + 128), 5);
 	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + 136), 6);
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
-	nothing_completes(&b); /* requests posted in SQD have not been sent */
+	expect_nothing_completes(&b); /* requests posted in SQD have not been sent */
 	CHECK_OK(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE)); /* already in SQD: no event */
 	expect_no_event(&a);
 	enter_state(&a, IBV_QPS_RTS);
@@ -135,7 +135,7 @@ static void drained(bool notify)
 }
 
 /* A local error is detected before any part of the request is sent (IBTA 10.7.2.2). */
-static void nothing_is_sent_in_vain(void)
+static void local_error_is_detected_before_sending(void)
 {
 	enum { BIG = 1 << 20 };
 
@@ -180,7 +180,7 @@ static void nothing_is_sent_in_vain(void)
 /* ---- rights ------------------------------------------------------------------------------- */
 
 /* The access rights of a queue pair can be changed while it is in use (ibv_modify_qp(3)). */
-static void rights_change(struct side *a, struct side *b)
+static void access_rights_can_be_changed_in_rts(struct side *a, struct side *b)
 {
 	struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_READ};
 
@@ -191,7 +191,7 @@ static void rights_change(struct side *a, struct side *b)
 }
 
 /* Automatic path migration is rejected rather than ignored, because only one path exists. */
-static void migration(struct side *a, struct side *b)
+static void path_migration_is_rejected(struct side *a, struct side *b)
 {
 	static const struct {
 		enum ibv_mig_state state;
@@ -214,7 +214,7 @@ static void migration(struct side *a, struct side *b)
 /* ---- errors and events, once each ---------------------------------------------------------- */
 
 /* COMM_EST is raised for the first message in RTR, but not in RTS (IBTA 10.3.1.3, 11.6.3.1). */
-static void established(void)
+static void comm_est_is_raised_once_in_rtr(void)
 {
 	struct side a, b;
 
@@ -226,7 +226,7 @@ static void established(void)
 	CHECK_OK(to_init(&b));
 	CHECK_OK(to_rtr(&b, &at));
 	for (unsigned i = 0; i < 2; i++) {
-		receive_at(&b, i, 0, 8);
+		post_receive_at(&b, i, 0, 8);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 		expect_wc(&a, i, IBV_WC_SUCCESS);
@@ -244,14 +244,14 @@ static void established(void)
 int main(void)
 {
 	limit_seconds(60);
-	PAIR(needs_no_receive, .rnr_retry = 8); /* no retries */
-	STEP(too_long());
-	STEP(zero_bytes());
-	STEP(drained(true));
-	STEP(drained(false));
-	STEP(nothing_is_sent_in_vain());
-	PAIR(rights_change);
-	PAIR(migration);
-	STEP(established());
+	PAIR(only_requests_with_receive_get_rnr_nak, .rnr_retry = 8); /* no retries */
+	STEP(message_beyond_maximum_length_fails());
+	STEP(empty_request_needs_no_valid_key());
+	STEP(sqd_stops_only_the_send_queue(true));
+	STEP(sqd_stops_only_the_send_queue(false));
+	STEP(local_error_is_detected_before_sending());
+	PAIR(access_rights_can_be_changed_in_rts);
+	PAIR(path_migration_is_rejected);
+	STEP(comm_est_is_raised_once_in_rtr());
 	return 0;
 }

@@ -7,18 +7,18 @@
 
 /* ---- within a process ---------------------------------------------------------------------- */
 
-static void itself(struct side *side)
+static void queue_pair_connected_to_itself_needs_no_socket(struct side *side)
 {
 	struct address own = address_of_side(side);
 	int before = open_sockets();
 
 	bring_up(side, &own);
 	fill(side->memory, 100, 7);
-	receive_at(side, 1, 1000, 100);
+	post_receive_at(side, 1, 1000, 100);
 	POST(side, IBV_WR_SEND, .wr_id = 2, .length = 100);
 	expect_wc(side, 1, IBV_WC_SUCCESS);
 	expect_wc(side, 2, IBV_WC_SUCCESS);
-	CHECK(filled(side->memory + 1000, 100, 7));
+	CHECK(is_filled(side->memory + 1000, 100, 7));
 	CHECK_EQUAL(open_sockets(), before);
 	enter_state(side, IBV_QPS_ERR);
 }
@@ -26,16 +26,16 @@ static void itself(struct side *side)
 /* ---- between processes --------------------------------------------------------------------- */
 
 /* If one side is limited to TCP, both sides use TCP, whichever side connects. */
-static void unwilling(void)
+static void both_sides_use_tcp_if_one_is_limited_to_it(void)
 {
 	for (int i = 0; i < 8; i++) { /* random numbers decide which side connects */
-		struct process process = split();
+		struct process process = process_split();
 		struct side side;
 
 		if (!process.child)
 			CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
 		OPEN(&side);
-		struct address peer = exchange(&process, &side);
+		struct address peer = exchange_addresses(&process, &side);
 
 		bring_up_receiving(&side, &peer, 1, 1, 64);
 		POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
@@ -46,14 +46,14 @@ static void unwilling(void)
 }
 
 /* Debian resolves its own host name to 127.0.1.1, an address that no interface has. */
-static void another_name(void)
+static void address_127_0_1_1_uses_shared_memory(void)
 {
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 
 	limit_seconds(20);
 	OPEN(&side);
-	struct address peer = exchange(&process, &side);
+	struct address peer = exchange_addresses(&process, &side);
 
 	memcpy(peer.gid.raw + 12, (const uint8_t[]){127, 0, 1, 1}, 4);
 	bring_up_receiving(&side, &peer, 1, 1, 64);
@@ -64,7 +64,7 @@ static void another_name(void)
 }
 
 /* A forked child does not poll its parent's rings, because it has not mapped them. */
-static void forked_while_polling(void)
+static void forked_child_does_not_poll_inherited_rings(void)
 {
 	struct process process;
 	struct side side;
@@ -80,12 +80,12 @@ static void forked_while_polling(void)
 		CHECK_EQUAL(soft_device.shm->polled, 0);
 		_exit(0);
 	}
-	expect_ended_well(child);
+	expect_exit_success(child);
 	close_peers(&process, &side);
 }
 
 /* An invalid setting is rejected, and the error message contains the value. */
-static void wrong_word(void)
+static void invalid_links_setting_is_rejected(void)
 {
 	expect_setting_refused(
 		"AIORDMA_EMBEDDED_LINKS", "smoke",
@@ -126,7 +126,7 @@ static void raw_writable(struct soft_chan *chan)
 	(void)chan;
 }
 
-static void raw_gone(struct soft_chan *chan, int error)
+static void raw_closed(struct soft_chan *chan, int error)
 {
 	CHECK_EQUAL(error, 0);
 	soft_container(chan, struct raw, chan)->gone = true;
@@ -136,7 +136,7 @@ static const struct soft_chan_ops raw_calls = {
 	.accepted = raw_accepted,
 	.data = raw_data,
 	.writable = raw_writable,
-	.closed = raw_gone,
+	.closed = raw_closed,
 };
 
 /* Open the channel. The caller must hold the lock. */
@@ -161,19 +161,19 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 
 /* Connection requests for queue pairs that are not ready are held, up to a limit. Held requests do
  * not affect other queue pairs. */
-static void held_requests(void)
+static void early_connection_requests_are_held_up_to_a_limit(void)
 {
 	enum { MANY = 300, HELD = 256 };
 	static struct raw raws[MANY];
-	struct process process = split();
+	struct process process = process_split();
 	struct side side, other;
 	int gone = 0;
 
 	limit_seconds(20);
 	OPEN(&side);
 	OPEN(&other);
-	struct address peer = exchange(&process, &side);
-	struct address others = exchange(&process, &other);
+	struct address peer = exchange_addresses(&process, &side);
+	struct address others = exchange_addresses(&process, &other);
 
 	if (process.child) {
 		CHECK_OK(to_init(&side));
@@ -207,20 +207,20 @@ static void held_requests(void)
 	process_barrier(&process);
 	close_side(&side);
 	close_side(&other);
-	join(&process);
+	process_join(&process);
 }
 
 /* A peer may withdraw its request before it sees the response, which is not an error. Sending an
  * invalid or incomplete frame is an error. */
-static void leaving_or_broken(int what)
+static void broken_frame_fails_qp_but_withdrawn_request_does_not(int what)
 {
 	const struct address absent = {.psn = 100, .qpn = 1}; /* the smaller QPN connects */
-	struct process process = split();
+	struct process process = process_split();
 	struct side side;
 
 	limit_seconds(20);
 	OPEN(&side);
-	struct address peer = exchange(&process, &side);
+	struct address peer = exchange_addresses(&process, &side);
 
 	if (process.child) {
 		struct address expected = absent;
@@ -268,13 +268,13 @@ enum { RAW_QPN = 77, RAW_PSN = 5 };
 
 /* Set up a queue pair in the parent and connect it to a raw channel of the child. Returns the
  * address of the other side. */
-static struct address begin_raw(struct process *process, struct side *side, struct options options,
-				unsigned receives, uint32_t length)
+static struct address connect_raw_peer(struct process *process, struct side *side,
+				       struct options options, unsigned receives, uint32_t length)
 {
-	*process = split();
+	*process = process_split();
 	limit_seconds(20);
 	open_side(side, options);
-	struct address peer = exchange(process, side);
+	struct address peer = exchange_addresses(process, side);
 
 	if (process->child) {
 		peer.qpn = RAW_QPN;
@@ -321,14 +321,14 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 
 /* Each long record is acknowledged immediately, even if one step receives several of them, so that
  * the sender can continue early. */
-static void acknowledged(void)
+static void each_long_record_is_acknowledged_immediately(void)
 {
 	enum { COUNT = 4, LENGTH = 16 * 1024 };
 	static struct raw raw;
 	struct process process;
 	struct side side;
-	struct address peer =
-		begin_raw(&process, &side, (struct options){.memory = LENGTH}, COUNT, LENGTH);
+	struct address peer = connect_raw_peer(&process, &side, (struct options){.memory = LENGTH},
+					       COUNT, LENGTH);
 
 	if (process.child) {
 		for (int i = 0; i < COUNT; i++)
@@ -350,13 +350,13 @@ static void acknowledged(void)
 
 /* Many small requests that are posted together are sent in several records, so that the peer can
  * start before the last one is written. */
-static void in_parts(void)
+static void chained_requests_are_sent_in_several_records(void)
 {
 	enum { COUNT = 60 };
 	static struct raw raw;
 	struct process process;
 	struct side side;
-	struct address peer = begin_raw(&process, &side, (struct options){0}, 0, 0);
+	struct address peer = connect_raw_peer(&process, &side, (struct options){0}, 0, 0);
 
 	if (process.child) {
 		struct ibv_send_wr wrs[COUNT] = {0}, *bad;
@@ -383,15 +383,15 @@ static void in_parts(void)
 int main(void)
 {
 	limit_seconds(100);
-	STEP(wrong_word());
-	STEP(unwilling());
-	STEP(another_name());
-	STEP(forked_while_polling());
-	STEP(held_requests());
-	STEP(acknowledged());
-	STEP(in_parts());
+	STEP(invalid_links_setting_is_rejected());
+	STEP(both_sides_use_tcp_if_one_is_limited_to_it());
+	STEP(address_127_0_1_1_uses_shared_memory());
+	STEP(forked_child_does_not_poll_inherited_rings());
+	STEP(early_connection_requests_are_held_up_to_a_limit());
+	STEP(each_long_record_is_acknowledged_immediately());
+	STEP(chained_requests_are_sent_in_several_records());
 	for (int what = 0; what < 3; what++)
-		STEP(leaving_or_broken(what));
-	SIDE(itself);
+		STEP(broken_frame_fails_qp_but_withdrawn_request_does_not(what));
+	SIDE(queue_pair_connected_to_itself_needs_no_socket);
 	return 0;
 }

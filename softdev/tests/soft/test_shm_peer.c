@@ -12,31 +12,31 @@ static struct soft_shm_peer *peer_of(const struct soft_chan *chan)
 
 static struct process process;
 
-static bool starts_with(const uint8_t *handshake, uint8_t byte)
+static bool is_filled_with(const uint8_t *handshake, uint8_t byte)
 {
 	return handshake[0] == byte && handshake[SOFT_HANDSHAKE_SIZE - 1] == byte;
 }
 
 /* ---- this process -------------------------------------------------------------------------- */
 
-static void call_oneself(struct end *a, struct end *b)
+static void connect_to_self(struct end *a, struct end *b)
 {
 	end_init(a);
 	end_init(b);
 	/* Use one eventfd for both ends, so that the test can wait for both. */
 	CHECK(dup2(a->told, b->told) >= 0);
-	call_next(b);
-	CHECK_OK(open_to(a, own_port(), 5));
+	accept_next(b);
+	CHECK_OK(open_channel_to(a, own_port(), 5));
 	/* Records to this process are delivered before the lock is released. */
 	CHECK(a->accepted && b->accepted && !callee);
-	CHECK(starts_with(b->handshake, 5) && starts_with(a->handshake, 6));
+	CHECK(is_filled_with(b->handshake, 5) && is_filled_with(a->handshake, 6));
 }
 
-static void own_ways(void)
+static void channel_to_own_process_delivers_immediately(void)
 {
 	struct end a, b;
 
-	call_oneself(&a, &b);
+	connect_to_self(&a, &b);
 	b.echo = true;
 	send_now(&a, 1);
 	CHECK_EQUAL(b.bytes, 1);
@@ -58,18 +58,18 @@ static void own_ways(void)
 }
 
 /* A request may be refused, or withdrawn before it is answered. */
-static void taken_back(void)
+static void request_can_be_refused_or_withdrawn(void)
 {
 	struct end a, b;
 
 	end_init(&a);
 	refused = 0;
-	CHECK_OK(open_to(&a, own_port(), REFUSE_ME));
+	CHECK_OK(open_channel_to(&a, own_port(), REFUSE_ME));
 	CHECK(a.gone && a.error == 0 && !a.accepted && refused == 1);
 	end_done(&a);
 	end_init(&a);
 	end_init(&b);
-	CHECK_OK(open_to(&a, own_port(), HOLD_ME));
+	CHECK_OK(open_channel_to(&a, own_port(), HOLD_ME));
 	CHECK(!a.accepted && !a.gone);
 	CHECK_EQUAL(held_id, a.chan.id);
 	soft_lock();
@@ -90,7 +90,7 @@ static void taken_back(void)
 
 /* Send far more than the ring holds from both ends, with records of several sizes. The device's
  * thread continues the transfer while this thread sleeps. */
-static void own_flood(void)
+static void own_ring_transfers_more_than_it_holds(void)
 {
 	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_CHAN_MIN_ROOM};
 
@@ -98,7 +98,7 @@ static void own_flood(void)
 		struct end a, b;
 		uint64_t amount = sizes[i] < 100 ? 1000000 : 3000000;
 
-		call_oneself(&a, &b);
+		connect_to_self(&a, &b);
 		a.most = b.most = sizes[i];
 		soft_lock();
 		a.to_send = b.to_send = amount;
@@ -116,28 +116,28 @@ static void own_flood(void)
 /* ---- another process ----------------------------------------------------------------------- */
 
 /* Open a channel from the parent to the child. */
-static void call_child(struct end *end, bool polling)
+static void connect_to_child(struct end *end, bool polling)
 {
 	uint16_t port;
 
 	end_init(end);
 	if (!process.child) {
-		call_next(end);
+		accept_next(end);
 		port = own_port();
-		tell(&process, &port, sizeof(port));
+		process_send(&process, &port, sizeof(port));
 	} else {
-		hear(&process, &port, sizeof(port));
-		CHECK_OK(open_to(end, port, 7));
+		process_receive(&process, &port, sizeof(port));
+		CHECK_OK(open_channel_to(end, port, 7));
 	}
 	UNTIL(end, polling, end->accepted);
-	CHECK(starts_with(end->handshake, process.child ? 8 : 7));
+	CHECK(is_filled_with(end->handshake, process.child ? 8 : 7));
 	soft_lock();
 	CHECK(!soft_shm_path_is_self(end->chan.path));
 	CHECK_EQUAL(peer_of(&end->chan)->pid, process.child ? process.child : getppid());
 	soft_unlock();
 }
 
-static void part(struct end *end, bool polling)
+static void close_channel(struct end *end, bool polling)
 {
 	process_barrier(&process);
 	if (process.child)
@@ -152,12 +152,12 @@ static void part(struct end *end, bool polling)
 enum waiting { ASLEEP, POLLING, EITHER };
 
 /* A missed wake-up would hang the test. */
-static void echo(enum waiting waiting)
+static void no_wake_up_is_missed_in_ping_pong(enum waiting waiting)
 {
 	enum { ROUNDS = 3000 };
 	struct end end;
 
-	call_child(&end, waiting != ASLEEP);
+	connect_to_child(&end, waiting != ASLEEP);
 	end.most = 1;
 	for (unsigned i = 1; i <= ROUNDS; i++) {
 		bool polling = waiting == EITHER
@@ -170,17 +170,17 @@ static void echo(enum waiting waiting)
 		if (!process.child)
 			send_now(&end, 1);
 	}
-	part(&end, waiting != ASLEEP);
+	close_channel(&end, waiting != ASLEEP);
 }
 
 /* Send in both directions at the same time. Both sides measure the time for long records, to
  * compare rings with cross-memory copies. */
-static void flood(bool polling)
+static void both_directions_transfer_concurrently(bool polling)
 {
 	static const uint32_t sizes[] = {100, 5000, 32768 + 40, SOFT_CHAN_MIN_ROOM};
 	struct end end;
 
-	call_child(&end, polling);
+	connect_to_child(&end, polling);
 	for (uint64_t i = 0, amount = 2000000; i < 4; i++) {
 		end.most = sizes[i];
 		send_now(&end, amount);
@@ -188,16 +188,16 @@ static void flood(bool polling)
 	}
 	CHECK(LOCKED(soft_hint_get(&peer_of(&end.chan)->cma->own->ring_write_ns)));
 	CHECK(LOCKED(peer_of(&end.chan)->cma->ring_read_ns));
-	part(&end, polling);
+	close_channel(&end, polling);
 }
 
 /* Each side writes to its own area and reads the other area. */
-static void areas(void)
+static void each_side_writes_only_its_own_area(void)
 {
 	uint64_t mine = process.child ? 11 : 22;
 	struct end end;
 
-	call_child(&end, true);
+	connect_to_child(&end, true);
 	uint64_t *own = LOCKED((uint64_t *)(void *)peer_of(&end.chan)->own_area);
 	uint64_t *their = LOCKED((uint64_t *)(void *)peer_of(&end.chan)->peer_area);
 
@@ -215,55 +215,55 @@ static void areas(void)
 
 		CHECK(!word || mincore((void *)(uintptr_t)(word & ~UINT64_C(4095)), 4096, &there));
 	}
-	part(&end, true);
+	close_channel(&end, true);
 }
 
-static struct soft_shm_peer *written; /* peer of notified_without_the_lock() */
+static struct soft_shm_peer *written; /* peer of sleeping_peer_is_notified_after_lock_release() */
 
-static bool notified(void)
+static bool is_notified(void)
 {
 	struct pollfd ready = {.fd = written->pipe.read_fd, .events = POLLIN};
 
 	return poll(&ready, 1, 0) == 1;
 }
 
-static bool must_be_notified(void)
+static bool is_notification_wanted(void)
 {
 	return soft_hint_get(&written->out.shared->notify_wanted);
 }
 
-static bool sleeps(void)
+static bool is_sleeping(void)
 {
-	return must_be_notified() && !notified();
+	return is_notification_wanted() && !is_notified();
 }
 
-static void after_the_flush(struct soft_deferred *deferred)
+static void check_not_yet_notified(struct soft_deferred *deferred)
 {
 	(void)deferred;
-	CHECK(!must_be_notified());
-	CHECK(!notified());
+	CHECK(!is_notification_wanted());
+	CHECK(!is_notified());
 	written = NULL;
 }
 
 /* A sleeping peer is notified only after the lock has been released, so that an application that
  * responds immediately does not find the lock held. The test stops the peer while it sleeps,
  * because the peer would otherwise read the notification from the pipe. */
-static void notified_without_the_lock(void)
+static void sleeping_peer_is_notified_after_lock_release(void)
 {
-	struct soft_deferred later = {.run = after_the_flush};
+	struct soft_deferred later = {.run = check_not_yet_notified};
 	struct end end;
 	int status;
 
-	call_child(&end, true);
+	connect_to_child(&end, true);
 	if (process.child) {
 		struct soft_shm_peer *peer = written = peer_of(&end.chan);
 
 		for (;;) {
-			while (!sleeps())
+			while (!is_sleeping())
 				poll(NULL, 0, 1);
 			CHECK_OK(kill(process.child, SIGSTOP));
 			CHECK_EQUAL(waitpid(process.child, &status, WUNTRACED), process.child);
-			if (sleeps())
+			if (is_sleeping())
 				break;
 			CHECK_OK(kill(process.child, SIGCONT));
 		}
@@ -275,16 +275,17 @@ static void notified_without_the_lock(void)
 		soft_unlock();
 		CHECK(!written);
 		written = peer;
-		CHECK(notified());
+		CHECK(is_notified());
 		CHECK_OK(kill(process.child, SIGCONT));
 	} else {
 		UNTIL(&end, false, end.bytes == 1);
 	}
-	part(&end, true);
+	close_channel(&end, true);
 }
 
 __typeof__(soft_ring_arm) __real_soft_ring_arm, __wrap_soft_ring_arm;
-static struct soft_shm_peer *stopped; /* stopped peer of room_before_arming(), or NULL */
+static struct soft_shm_peer
+	*stopped; /* stopped peer of room_freed_before_arming_wakes_the_writer(), or NULL */
 
 bool __wrap_soft_ring_arm(struct soft_ring *ring)
 {
@@ -301,12 +302,12 @@ bool __wrap_soft_ring_arm(struct soft_ring *ring)
 
 /* The peer frees room after this side has requested it, but before this side has armed its ring.
  * The peer sends no notification then, and nothing else would wake this side. */
-static void room_before_arming(void)
+static void room_freed_before_arming_wakes_the_writer(void)
 {
 	struct end end;
 	int status;
 
-	call_child(&end, true);
+	connect_to_child(&end, true);
 	if (process.child) {
 		struct soft_shm_peer *peer = peer_of(&end.chan);
 
@@ -329,30 +330,30 @@ static void room_before_arming(void)
 	} else {
 		UNTIL(&end, false, end.bytes == 2 * SOFT_RING_SIZE);
 	}
-	part(&end, true);
+	close_channel(&end, true);
 }
 
 int main(void)
 {
 	limit_seconds(60);
-	process = split();
+	process = process_split();
 	limit_seconds(60);
 	CHECK_OK(soft_engine_get());
 	if (process.child) {
-		STEP(own_ways());
-		STEP(taken_back());
-		STEP(own_flood());
+		STEP(channel_to_own_process_delivers_immediately());
+		STEP(request_can_be_refused_or_withdrawn());
+		STEP(own_ring_transfers_more_than_it_holds());
 	}
-	STEP(echo(POLLING));
-	STEP(echo(ASLEEP));
-	STEP(echo(EITHER));
-	STEP(flood(true));
-	STEP(flood(false));
-	STEP(areas());
-	STEP(notified_without_the_lock());
-	STEP(room_before_arming());
+	STEP(no_wake_up_is_missed_in_ping_pong(POLLING));
+	STEP(no_wake_up_is_missed_in_ping_pong(ASLEEP));
+	STEP(no_wake_up_is_missed_in_ping_pong(EITHER));
+	STEP(both_directions_transfer_concurrently(true));
+	STEP(both_directions_transfer_concurrently(false));
+	STEP(each_side_writes_only_its_own_area());
+	STEP(sleeping_peer_is_notified_after_lock_release());
+	STEP(room_freed_before_arming_wakes_the_writer());
 	process_barrier(&process);
 	soft_engine_put();
-	join(&process);
+	process_join(&process);
 	return 0;
 }

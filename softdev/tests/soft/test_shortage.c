@@ -28,7 +28,7 @@ static void try_with_shortages(const struct attempt *attempt)
 	current_step = attempt->name;
 	attempt->end(attempt->make()); /* create what is kept after the first call */
 	do {
-		int before = resources();
+		int before = count_resources();
 
 		errno = 0;
 		shortage_begin(++nth);
@@ -53,13 +53,13 @@ static void try_with_shortages(const struct attempt *attempt)
 }
 
 /* Convert `rc`, which is 0 or an errno value, to the return value of make(), and set errno. */
-static void *done(int rc)
+static void *object_if_ok(int rc)
 {
 	errno = rc;
 	return rc ? NULL : &own;
 }
 
-static void nothing(void *made)
+static void keep(void *made)
 {
 	CHECK(made);
 }
@@ -88,23 +88,23 @@ static void nothing(void *made)
 
 MAKES(device_list, verbs->ibv_get_device_list(NULL))
 
-static void free_list(void *list)
+static void free_device_list(void *list)
 {
 	verbs->ibv_free_device_list(list);
 }
 
-static void *context(void)
+static void *device_context(void)
 {
 	struct ibv_device **list = device_list();
 	struct ibv_context *made = list ? verbs->ibv_open_device(list[0]) : NULL;
 
-	KEEPING_ERRNO(free_list(list));
+	KEEPING_ERRNO(free_device_list(list));
 	return made;
 }
 
-ENDS(close_context, verbs->ibv_close_device(made))
+ENDS(close_device_context, verbs->ibv_close_device(made))
 
-MAKES(domain, verbs->ibv_alloc_pd(own.context))
+MAKES(protection_domain, verbs->ibv_alloc_pd(own.context))
 
 static void *parent_domain(void)
 {
@@ -113,7 +113,7 @@ static void *parent_domain(void)
 	return extended(own.context)->alloc_parent_domain(own.context, &attr);
 }
 
-ENDS(free_domain, verbs->ibv_dealloc_pd(made))
+ENDS(dealloc_protection_domain, verbs->ibv_dealloc_pd(made))
 
 static void *thread_domain(void)
 {
@@ -122,9 +122,9 @@ static void *thread_domain(void)
 	return extended(own.context)->alloc_td(own.context, &attr);
 }
 
-ENDS(free_thread_domain, extended(own.context)->dealloc_td(made))
+ENDS(dealloc_thread_domain, extended(own.context)->dealloc_td(made))
 
-MAKES(region, verbs->ibv_reg_mr(own.pd, own.memory, 4096, ALL_RIGHTS))
+MAKES(memory_region, verbs->ibv_reg_mr(own.pd, own.memory, 4096, ALL_RIGHTS))
 
 MAKES(null_region, extended(own.context)->alloc_null_mr(own.pd))
 
@@ -140,11 +140,11 @@ static void *file_region(void)
 	return made;
 }
 
-ENDS(end_region, verbs->ibv_dereg_mr(made))
+ENDS(deregister_region, verbs->ibv_dereg_mr(made))
 
-MAKES(window, own.context->ops.alloc_mw(own.pd, IBV_MW_TYPE_2))
+MAKES(memory_window, own.context->ops.alloc_mw(own.pd, IBV_MW_TYPE_2))
 
-ENDS(end_window, own.context->ops.dealloc_mw(made))
+ENDS(dealloc_memory_window, own.context->ops.dealloc_mw(made))
 
 static struct ibv_dm *kept_memory;
 
@@ -160,13 +160,13 @@ ENDS(free_device_memory, extended(own.context)->free_dm(made))
 MAKES(device_region,
       extended(own.context)->reg_dm_mr(own.pd, kept_memory, 0, 4096, IBV_ACCESS_ZERO_BASED))
 
-MAKES(channel, verbs->ibv_create_comp_channel(own.context))
+MAKES(completion_channel, verbs->ibv_create_comp_channel(own.context))
 
-ENDS(end_channel, verbs->ibv_destroy_comp_channel(made))
+ENDS(destroy_completion_channel, verbs->ibv_destroy_comp_channel(made))
 
-MAKES(completions, verbs->ibv_create_cq(own.context, 16, NULL, own.channel, 0))
+MAKES(completion_queue, verbs->ibv_create_cq(own.context, 16, NULL, own.channel, 0))
 
-static void *stamped_completions(void)
+static void *cq_with_timestamps(void)
 {
 	struct ibv_cq_init_attr_ex attr = {
 		.cqe = 16,
@@ -176,11 +176,11 @@ static void *stamped_completions(void)
 	return extended(own.context)->create_cq_ex(own.context, &attr);
 }
 
-ENDS(end_completions, verbs->ibv_destroy_cq(made))
+ENDS(destroy_completion_queue, verbs->ibv_destroy_cq(made))
 
-MAKES(resized, done(verbs->ibv_resize_cq(own.cq, 300)))
+MAKES(resized_cq, object_if_ok(verbs->ibv_resize_cq(own.cq, 300)))
 
-static void *pair(enum ibv_qp_type type, uint64_t operations)
+static void *make_qp(enum ibv_qp_type type, uint64_t operations)
 {
 	struct ibv_qp_init_attr_ex attr = {
 		.send_cq = own.cq,
@@ -196,24 +196,24 @@ static void *pair(enum ibv_qp_type type, uint64_t operations)
 	return extended(own.context)->create_qp_ex(own.context, &attr);
 }
 
-MAKES(reliable_pair, pair(IBV_QPT_RC, 0))
+MAKES(rc_qp, make_qp(IBV_QPT_RC, 0))
 
-MAKES(built_pair, pair(IBV_QPT_RC, IBV_QP_EX_WITH_SEND))
+MAKES(extended_qp, make_qp(IBV_QPT_RC, IBV_QP_EX_WITH_SEND))
 
-MAKES(datagram_pair, pair(IBV_QPT_UD, 0))
+MAKES(ud_qp, make_qp(IBV_QPT_UD, 0))
 
-ENDS(end_pair, verbs->ibv_destroy_qp(made))
+ENDS(destroy_any_qp, verbs->ibv_destroy_qp(made))
 
-static void *shared_queue(void)
+static void *srq(void)
 {
 	struct ibv_srq_init_attr attr = {.attr = {.max_wr = 4, .max_sge = 1}};
 
 	return verbs->ibv_create_srq(own.pd, &attr);
 }
 
-ENDS(end_shared_queue, verbs->ibv_destroy_srq(made))
+ENDS(destroy_srq, verbs->ibv_destroy_srq(made))
 
-static void *handle(void)
+static void *address_handle(void)
 {
 	struct ibv_ah_attr attr = {.dlid = ANY_DLID, .is_global = 1, .port_num = 1};
 
@@ -221,16 +221,16 @@ static void *handle(void)
 	return verbs->ibv_create_ah(own.pd, &attr);
 }
 
-ENDS(end_handle, verbs->ibv_destroy_ah(made))
+ENDS(destroy_address_handle, verbs->ibv_destroy_ah(made))
 
 /* Build and post a request with wr_* calls (ibv_wr_post(3)). If memory for the batch cannot be
  * allocated, nothing is posted. */
-static void *batch(void)
+static void *posted_batch(void)
 {
 	unsigned nth = shortage_in;
 
 	shortage_in = 0;
-	own.qp = built_pair();
+	own.qp = extended_qp();
 	CHECK(own.qp);
 	struct address self = address_of_side(&own);
 
@@ -248,14 +248,14 @@ static void *batch(void)
 		expect_wc(&own, 0, IBV_WC_WR_FLUSH_ERR);
 	expect_no_wc(&own);
 	destroy_qp(&own);
-	return done(rc);
+	return object_if_ok(rc);
 }
 
 /* Move a queue pair to RTR. If memory for the responses cannot be allocated, the queue pair stays
  * in INIT. If its stream cannot be opened, the queue pair enters RTR and connects later. */
-static void *ready(void)
+static void *rtr_transition(void)
 {
-	own.qp = reliable_pair();
+	own.qp = rc_qp();
 	if (!own.qp)
 		return NULL;
 	CHECK_OK(to_init(&own));
@@ -264,42 +264,42 @@ static void *ready(void)
 
 	CHECK_EQUAL(state_of(&own), rc ? IBV_QPS_INIT : IBV_QPS_RTR);
 	destroy_qp(&own);
-	return done(rc);
+	return object_if_ok(rc);
 }
 
 /* ---- connection manager -------------------------------------------------------------------- */
 
 MAKES(event_channel, verbs->rdma_create_event_channel())
 
-static void end_event_channel(void *made)
+static void destroy_event_channel(void *made)
 {
 	verbs->rdma_destroy_event_channel(made);
 }
 
-static void *identifier(void)
+static void *cm_id(void)
 {
 	struct rdma_cm_id *id;
 
 	return verbs->rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) ? NULL : id;
 }
 
-ENDS(end_identifier, verbs->rdma_destroy_id(made))
+ENDS(destroy_cm_id, verbs->rdma_destroy_id(made))
 
-MAKES(devices, verbs->rdma_get_devices(NULL))
+MAKES(cm_devices, verbs->rdma_get_devices(NULL))
 
-static void free_devices(void *made)
+static void free_cm_devices(void *made)
 {
 	verbs->rdma_free_devices(made);
 }
 
-static void *names(void)
+static void *address_info(void)
 {
 	struct rdma_addrinfo *found;
 
 	return verbs->rdma_getaddrinfo("127.0.0.1", "7", NULL, &found) ? NULL : found;
 }
 
-static void free_names(void *made)
+static void free_address_info(void *made)
 {
 	verbs->rdma_freeaddrinfo(made);
 }
@@ -324,7 +324,7 @@ static void *endpoint(void)
 	return id;
 }
 
-static void end_endpoint(void *made)
+static void destroy_endpoint(void *made)
 {
 	verbs->rdma_destroy_ep(made);
 }
@@ -347,7 +347,7 @@ static void *active_endpoint(void)
 }
 
 /* A listener that lacks descriptors pauses until it can be added to epoll again. */
-static void listens_again(struct soft_acceptor *acceptor)
+static void paused_listener_resumes_after_shortage(struct soft_acceptor *acceptor)
 {
 	struct soft_timer *pause = &acceptor->pause;
 	struct soft_fd_watch *listener = &acceptor->watch;
@@ -368,45 +368,46 @@ static void listens_again(struct soft_acceptor *acceptor)
 int main(void)
 {
 	static const struct attempt without_device[] = {
-		{"device_list", device_list, free_list},
-		{"context", context, close_context}, /* starts and stops the engine */
-		{"event_channel", event_channel, end_event_channel},
-		{"identifier", identifier, end_identifier},
-		{"devices", devices, free_devices},
-		{"names", names, free_names},
-		{"endpoint", endpoint, end_endpoint},
-		{"active_endpoint", active_endpoint, end_endpoint},
+		{"device_list", device_list, free_device_list},
+		{"device_context", device_context,
+		 close_device_context}, /* starts and stops the engine */
+		{"event_channel", event_channel, destroy_event_channel},
+		{"cm_id", cm_id, destroy_cm_id},
+		{"cm_devices", cm_devices, free_cm_devices},
+		{"address_info", address_info, free_address_info},
+		{"endpoint", endpoint, destroy_endpoint},
+		{"active_endpoint", active_endpoint, destroy_endpoint},
 	};
 	static const struct attempt with_device[] = {
-		{"context", context, close_context},
-		{"domain", domain, free_domain},
-		{"parent_domain", parent_domain, free_domain},
-		{"thread_domain", thread_domain, free_thread_domain},
-		{"region", region, end_region},
-		{"null_region", null_region, end_region},
-		{"file_region", file_region, end_region},
-		{"window", window, end_window},
+		{"device_context", device_context, close_device_context},
+		{"protection_domain", protection_domain, dealloc_protection_domain},
+		{"parent_domain", parent_domain, dealloc_protection_domain},
+		{"thread_domain", thread_domain, dealloc_thread_domain},
+		{"memory_region", memory_region, deregister_region},
+		{"null_region", null_region, deregister_region},
+		{"file_region", file_region, deregister_region},
+		{"memory_window", memory_window, dealloc_memory_window},
 		{"device_memory", device_memory, free_device_memory},
-		{"device_region", device_region, end_region},
-		{"channel", channel, end_channel},
-		{"completions", completions, end_completions},
-		{"stamped_completions", stamped_completions, end_completions},
-		{"resized", resized, nothing},
-		{"reliable_pair", reliable_pair, end_pair},
-		{"built_pair", built_pair, end_pair},
-		{"datagram_pair", datagram_pair, end_pair},
-		{"shared_queue", shared_queue, end_shared_queue},
-		{"handle", handle, end_handle},
-		{"batch", batch, nothing},
-		{"ready", ready, nothing},
+		{"device_region", device_region, deregister_region},
+		{"completion_channel", completion_channel, destroy_completion_channel},
+		{"completion_queue", completion_queue, destroy_completion_queue},
+		{"cq_with_timestamps", cq_with_timestamps, destroy_completion_queue},
+		{"resized_cq", resized_cq, keep},
+		{"rc_qp", rc_qp, destroy_any_qp},
+		{"extended_qp", extended_qp, destroy_any_qp},
+		{"ud_qp", ud_qp, destroy_any_qp},
+		{"srq", srq, destroy_srq},
+		{"address_handle", address_handle, destroy_address_handle},
+		{"posted_batch", posted_batch, keep},
+		{"rtr_transition", rtr_transition, keep},
 	};
 
 	limit_seconds(60);
 	FOR_EACH (i, without_device)
 		try_with_shortages(&without_device[i]);
 	OPEN(&own);
-	STEP(listens_again(&soft_device.links->listening[0].acceptor));
-	STEP(listens_again(&soft_device.shm->acceptor));
+	STEP(paused_listener_resumes_after_shortage(&soft_device.links->listening[0].acceptor));
+	STEP(paused_listener_resumes_after_shortage(&soft_device.shm->acceptor));
 	destroy_qp(&own);
 	kept_memory = device_memory();
 	CHECK(kept_memory);

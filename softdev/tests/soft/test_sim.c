@@ -53,7 +53,7 @@ static void connect_hosts(struct side sides[], const int machines[])
 	}
 }
 
-static enum ibv_wc_status complete(struct side *side, int machine)
+static enum ibv_wc_status wait_for_completion(struct side *side, int machine)
 {
 	struct ibv_wc wc;
 
@@ -73,7 +73,7 @@ static void write_to(struct side *from, int machine, struct side *to)
 }
 
 /* A queue pair with a loopback address cannot connect to another host. */
-static void loopback_is_refused(struct side *from, int machine, struct side *to, int target)
+static void expect_loopback_refused(struct side *from, int machine, struct side *to, int target)
 {
 	aiordma_sim_enter(target);
 	struct address there = address_of_side(to);
@@ -101,11 +101,11 @@ static uint64_t simulate(uint64_t seed)
 		OPEN(&sides[i], .gid = gid_at(HOST_GID), .timeout = 10);
 	}
 	CHECK_EQUAL(aiordma_sim_begin(seed), EBUSY);
-	loopback_is_refused(&sides[0], machines[0], &sides[1], machines[1]);
+	expect_loopback_refused(&sides[0], machines[0], &sides[1], machines[1]);
 	connect_hosts(sides, machines);
 	for (int i = 0; i < HOSTS; i++) {
 		write_to(&sides[i], machines[i], &sides[1 - i]);
-		CHECK_EQUAL(complete(&sides[i], machines[i]), IBV_WC_SUCCESS);
+		CHECK_EQUAL(wait_for_completion(&sides[i], machines[i]), IBV_WC_SUCCESS);
 		CHECK(!memcmp(sides[0].memory, sides[1].memory, LENGTH));
 	}
 
@@ -114,20 +114,20 @@ static uint64_t simulate(uint64_t seed)
 	aiordma_sim_run(aiordma_sim_now() + 1 * MS);
 	CHECK(memcmp(sides[0].memory, sides[1].memory, LENGTH));
 	aiordma_sim_set_state(machines[0], AIORDMA_SIM_UP);
-	CHECK_EQUAL(complete(&sides[1], machines[1]), IBV_WC_SUCCESS);
+	CHECK_EQUAL(wait_for_completion(&sides[1], machines[1]), IBV_WC_SUCCESS);
 
 	for (int i = 0; i < HOSTS; i++)
 		write_to(&sides[i], machines[i], &sides[1 - i]);
 	aiordma_sim_run(aiordma_sim_next());
 	aiordma_sim_set_state(machines[1], AIORDMA_SIM_DEAD);
-	CHECK_EQUAL(complete(&sides[0], machines[0]), IBV_WC_RETRY_EXC_ERR);
+	CHECK_EQUAL(wait_for_completion(&sides[0], machines[0]), IBV_WC_RETRY_EXC_ERR);
 	dead = sides[1];
 	machines[1] = aiordma_sim_boot(1);
 	OPEN(&sides[1], .gid = gid_at(HOST_GID), .timeout = 10);
 	enter_state(&sides[0], IBV_QPS_RESET);
 	connect_hosts(sides, machines);
 	write_to(&sides[1], machines[1], &sides[0]);
-	CHECK_EQUAL(complete(&sides[1], machines[1]), IBV_WC_SUCCESS);
+	CHECK_EQUAL(wait_for_completion(&sides[1], machines[1]), IBV_WC_SUCCESS);
 
 	write_to(&sides[0], machines[0], &sides[1]);
 	aiordma_sim_set_state(machines[1], AIORDMA_SIM_STOPPED);
@@ -144,14 +144,14 @@ static uint64_t simulate(uint64_t seed)
 	return trace;
 }
 
-static size_t memory(void)
+static size_t allocated_bytes(void)
 {
 	return mallinfo2().uordblks; /* always 0 under a sanitizer, which detects leaks itself */
 }
 
 int main(void)
 {
-	int before = resources();
+	int before = count_resources();
 
 	limit_seconds(60);
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "roce", 1));
@@ -164,10 +164,10 @@ int main(void)
 	 * allocation. */
 	for (uint64_t seed = 0; seed < WARM_UP + SEEDS; seed++) {
 		if (seed == WARM_UP)
-			used = memory();
+			used = allocated_bytes();
 		simulate(seed % SEEDS);
 	}
-	CHECK(memory() < used + SEEDS * 32);
-	CHECK_EQUAL(resources(), before);
+	CHECK(allocated_bytes() < used + SEEDS * 32);
+	CHECK_EQUAL(count_resources(), before);
 	return 0;
 }

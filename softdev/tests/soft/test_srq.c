@@ -45,7 +45,8 @@ static void send_to_hub(struct star *star, int peer, uint64_t wr_id, unsigned se
 	RUN(&star->peers[peer], IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = wr_id, .length = length);
 }
 
-static struct ibv_wc hub_wc(struct star *star, uint64_t wr_id, enum ibv_wc_status status, int qp)
+static struct ibv_wc expect_hub_wc(struct star *star, uint64_t wr_id, enum ibv_wc_status status,
+				   int qp)
 {
 	struct ibv_wc wc = next_wc(&star->hub);
 
@@ -55,7 +56,7 @@ static struct ibv_wc hub_wc(struct star *star, uint64_t wr_id, enum ibv_wc_statu
 	return wc;
 }
 
-static struct ibv_srq_attr query(struct ibv_srq *srq)
+static struct ibv_srq_attr query_srq(struct ibv_srq *srq)
 {
 	struct ibv_srq_attr attr;
 
@@ -83,11 +84,12 @@ static int set_both(struct ibv_srq *srq, uint32_t max_wr, uint32_t limit)
 
 static void expect_sizes(struct ibv_srq *srq, uint32_t max_wr, uint32_t limit)
 {
-	CHECK_EQUAL(query(srq).max_wr, max_wr);
-	CHECK_EQUAL(query(srq).srq_limit, limit);
+	CHECK_EQUAL(query_srq(srq).max_wr, max_wr);
+	CHECK_EQUAL(query_srq(srq).srq_limit, limit);
 }
 
-static struct ibv_srq *try_srq(struct ibv_pd *pd, uint32_t max_wr, uint32_t max_sge, int error)
+static struct ibv_srq *try_create_srq(struct ibv_pd *pd, uint32_t max_wr, uint32_t max_sge,
+				      int error)
 {
 	struct ibv_srq_init_attr init = {.attr = {.max_wr = max_wr, .max_sge = max_sge}};
 
@@ -98,14 +100,14 @@ static struct ibv_srq *try_srq(struct ibv_pd *pd, uint32_t max_wr, uint32_t max_
 	CHECK_EQUAL(srq ? 0 : errno, error);
 	if (srq) {
 		CHECK(init.attr.max_wr >= max_wr && init.attr.max_sge >= max_sge);
-		CHECK_EQUAL(query(srq).max_wr, init.attr.max_wr);
-		CHECK_EQUAL(query(srq).max_sge, init.attr.max_sge);
-		CHECK_EQUAL(query(srq).srq_limit, 0);
+		CHECK_EQUAL(query_srq(srq).max_wr, init.attr.max_wr);
+		CHECK_EQUAL(query_srq(srq).max_sge, init.attr.max_sge);
+		CHECK_EQUAL(query_srq(srq).srq_limit, 0);
 	}
 	return srq;
 }
 
-static void objects(void)
+static void create_and_modify_srq_validate_sizes(void)
 {
 	struct ibv_context *context = open_device();
 	struct ibv_device_attr device;
@@ -114,13 +116,13 @@ static void objects(void)
 	CHECK_OK(verbs->ibv_query_device(context, &device));
 	CHECK(device.max_srq > 0 && device.max_srq_wr > 0 && device.max_srq_sge > 0);
 	CHECK(device.device_cap_flags & IBV_DEVICE_SRQ_RESIZE);
-	try_srq(pd, 0, 1, EINVAL);
-	try_srq(pd, (uint32_t)device.max_srq_wr + 1, 1, EINVAL);
-	try_srq(pd, 1, (uint32_t)device.max_srq_sge + 1, EINVAL);
+	try_create_srq(pd, 0, 1, EINVAL);
+	try_create_srq(pd, (uint32_t)device.max_srq_wr + 1, 1, EINVAL);
+	try_create_srq(pd, 1, (uint32_t)device.max_srq_sge + 1, EINVAL);
 	CHECK_OK(verbs->ibv_destroy_srq(
-		try_srq(pd, (uint32_t)device.max_srq_wr, (uint32_t)device.max_srq_sge, 0)));
+		try_create_srq(pd, (uint32_t)device.max_srq_wr, (uint32_t)device.max_srq_sge, 0)));
 
-	struct ibv_srq *srq = try_srq(pd, 10, 2, 0);
+	struct ibv_srq *srq = try_create_srq(pd, 10, 2, 0);
 
 	CHECK(srq->pd == pd && srq->context == context);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), EBUSY);
@@ -143,7 +145,7 @@ static void objects(void)
 	CHECK_OK(verbs->ibv_close_device(context));
 }
 
-static void created_by_create_srq_ex(struct side *side)
+static void create_srq_ex_supports_basic_queues_only(struct side *side)
 {
 	struct verbs_context *more = extended(side->context);
 	struct ibv_srq_init_attr_ex init = {
@@ -168,7 +170,7 @@ static void created_by_create_srq_ex(struct side *side)
 }
 
 /* Post invalid receives, and post to a queue pair without its own receive queue. */
-static void posting(struct side *side)
+static void invalid_receives_are_rejected_when_posted(struct side *side)
 {
 	struct ibv_sge sges[3] = {{0}};
 	struct ibv_recv_wr wrs[4] =
@@ -207,7 +209,7 @@ static void posting(struct side *side)
 
 /* The receive queue sizes are ignored (ibv_create_qp(3)), but the shared queue must belong to the
  * same device context. */
-static void creating(void)
+static void qp_ignores_receive_sizes_with_an_srq(void)
 {
 	struct side a, b;
 	struct ibv_qp_init_attr init;
@@ -232,7 +234,7 @@ static void creating(void)
 
 static bool acknowledged_now; /* atomic */
 
-static void *acknowledge(void *event)
+static void *acknowledge_later(void *event)
 {
 	/* Delay the acknowledgement, so that a call that destroys the queue without waiting for it
 	 * would return first. */
@@ -243,19 +245,19 @@ static void *acknowledge(void *event)
 }
 
 /* Destroying a queue waits until its events have been acknowledged (ibv_get_async_event(3)). */
-static void acknowledged(void)
+static void destroy_srq_waits_for_unacknowledged_events(void)
 {
 	struct ibv_async_event event;
 	struct star star;
 	pthread_t thread;
 
 	open_star(&star, 1, (struct options){.shared = 1});
-	receive_at(&star.hub, 0, 0, SLOT);
+	post_receive_at(&star.hub, 0, 0, SLOT);
 	CHECK_OK(set_limit(star.hub.srq, 1));
 	send_to_hub(&star, 0, 0, 1, 8);
 	CHECK_OK(verbs->ibv_get_async_event(star.hub.context, &event));
 	CHECK_EQUAL(star.hub.srq->events_completed, 0);
-	CHECK_OK(pthread_create(&thread, NULL, acknowledge, &event));
+	CHECK_OK(pthread_create(&thread, NULL, acknowledge_later, &event));
 	close_star(&star); /* hangs without the acknowledgement */
 	CHECK(__atomic_load_n(&acknowledged_now, __ATOMIC_SEQ_CST));
 	CHECK_OK(pthread_join(thread, NULL));
@@ -263,7 +265,7 @@ static void acknowledged(void)
 
 /* A queue pair that fails in the middle of a message flushes the receive in use. The limit event
  * shows that the message has begun. Repeat the test if the message ends too early. */
-static void flushed_in_a_message(void)
+static void failed_qp_flushes_the_receive_in_use(void)
 {
 	enum { BIG = 64 << 20 };
 	struct ibv_wc wc;
@@ -274,8 +276,8 @@ static void flushed_in_a_message(void)
 
 		CHECK(++rounds < 20);
 		open_star(&star, 2, (struct options){.shared = 4, .memory = BIG});
-		receive_at(&star.hub, 1, 0, BIG);
-		receive_at(&star.hub, 2, 0, SLOT);
+		post_receive_at(&star.hub, 1, 0, BIG);
+		post_receive_at(&star.hub, 2, 0, SLOT);
 		CHECK_OK(set_limit(star.hub.srq, 2));
 		POST(&star.peers[0], IBV_WR_SEND, .wr_id = 9, .length = BIG);
 		expect_event(&star.hub, IBV_EVENT_SRQ_LIMIT_REACHED);
@@ -287,14 +289,14 @@ static void flushed_in_a_message(void)
 		CHECK_EQUAL(wc.wr_id, 1);
 		CHECK_EQUAL(wc.qp_num, star.qps[0]->qp_num);
 		send_to_hub(&star, 1, 9, 3, 16);
-		hub_wc(&star, 2, IBV_WC_SUCCESS, 1);
+		expect_hub_wc(&star, 2, IBV_WC_SUCCESS, 1);
 		close_star(&star);
 	} while (wc.status == IBV_WC_SUCCESS);
 	CHECK_EQUAL(wc.status, IBV_WC_WR_FLUSH_ERR);
 }
 
 /* The keys of receives belong to the shared queue's protection domain (IBTA 10.2.9.1). */
-static void domains(void)
+static void receive_keys_belong_to_the_srq_domain(void)
 {
 	for (int own = 0; own < 2; own++) {
 		struct side a, b;
@@ -305,7 +307,7 @@ static void domains(void)
 		struct ibv_mr *mr = verbs->ibv_reg_mr(pd, b.memory, 4096, IBV_ACCESS_LOCAL_WRITE);
 
 		CHECK_OK(verbs->ibv_destroy_qp(b.qp));
-		b.srq = try_srq(pd, 2, 1, 0);
+		b.srq = try_create_srq(pd, 2, 1, 0);
 		b.qp = create_qp(&b);
 		connect_pair(&a, &b);
 		struct ibv_sge sge = {.addr = (uintptr_t)b.memory,
@@ -358,7 +360,7 @@ static void *post_many(void *of)
 }
 
 /* Post, consume and resize at the same time. All messages must arrive. */
-static void threads(void)
+static void srq_survives_concurrent_post_consume_and_resize(void)
 {
 	pthread_t senders[MOST_QPS], posters[MOST_QPS];
 	int got[MOST_QPS] = {0};
@@ -393,13 +395,13 @@ static void threads(void)
 int main(void)
 {
 	limit_seconds(90);
-	STEP(objects());
-	SIDE(created_by_create_srq_ex);
-	SIDE(posting, .shared = 3, .sges = 2);
-	STEP(creating());
-	STEP(acknowledged());
-	STEP(flushed_in_a_message());
-	STEP(domains());
-	STEP(threads());
+	STEP(create_and_modify_srq_validate_sizes());
+	SIDE(create_srq_ex_supports_basic_queues_only);
+	SIDE(invalid_receives_are_rejected_when_posted, .shared = 3, .sges = 2);
+	STEP(qp_ignores_receive_sizes_with_an_srq());
+	STEP(destroy_srq_waits_for_unacknowledged_events());
+	STEP(failed_qp_flushes_the_receive_in_use());
+	STEP(receive_keys_belong_to_the_srq_domain());
+	STEP(srq_survives_concurrent_post_consume_and_resize());
 	return 0;
 }

@@ -30,7 +30,7 @@ static char folder[64], path[128];
 
 /* ---- the calls, wrapped ---------------------------------------------------------------------- */
 
-static void posted(const char *type, uint64_t wr_id, uint32_t number)
+static void record_post(const char *type, uint64_t wr_id, uint32_t number)
 {
 	CHECK(model.post_count < MOST);
 	model.posts[model.post_count++] = (struct posted){type, wr_id, number};
@@ -41,7 +41,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 	int rc = device.post_send(qp, wr, bad);
 
 	for (; wr && !(rc && wr == *bad); wr = wr->next)
-		posted("post_send", wr->wr_id, qp->qp_num);
+		record_post("post_send", wr->wr_id, qp->qp_num);
 	model.refused += rc != 0;
 	return rc;
 }
@@ -51,7 +51,7 @@ static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
 	int rc = device.post_recv(qp, wr, bad);
 
 	for (; wr && !(rc && wr == *bad); wr = wr->next)
-		posted("post_recv", wr->wr_id, qp->qp_num);
+		record_post("post_recv", wr->wr_id, qp->qp_num);
 	model.refused += rc != 0;
 	return rc;
 }
@@ -61,7 +61,7 @@ static int post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv
 	int rc = device.post_srq_recv(srq, wr, bad);
 
 	for (; wr && !(rc && wr == *bad); wr = wr->next)
-		posted("post_srq_recv", wr->wr_id, srq->handle);
+		record_post("post_srq_recv", wr->wr_id, srq->handle);
 	model.refused += rc != 0;
 	return rc;
 }
@@ -78,7 +78,7 @@ static int poll_wrapped(struct ibv_cq *cq, int room, struct ibv_wc *wc)
 	return count;
 }
 
-static void wrap(struct side *side)
+static void wrap_calls(struct side *side)
 {
 	device = side->context->ops;
 	side->context->ops.post_send = post_send;
@@ -89,7 +89,7 @@ static void wrap(struct side *side)
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
-static bool of_post(const char *line)
+static bool is_post(const char *line)
 {
 	return is_type(line, "post_send") || is_type(line, "post_recv") ||
 	       is_type(line, "post_srq_recv");
@@ -102,16 +102,16 @@ static void compare_posts(void)
 	for (size_t i = 0; i < trace.count; i++) {
 		const char *line = trace.lines[i];
 
-		if (!of_post(line))
+		if (!is_post(line))
 			continue;
 		CHECK(at < model.post_count);
 		const struct posted *post = &model.posts[at];
 
 		CHECK(is_type(line, post->type));
-		CHECK_EQUAL(number(line, "wr_id"), post->wr_id);
-		CHECK_EQUAL(number(line, is_type(line, "post_srq_recv") ? "srq" : "qp_num"),
+		CHECK_EQUAL(number_field(line, "wr_id"), post->wr_id);
+		CHECK_EQUAL(number_field(line, is_type(line, "post_srq_recv") ? "srq" : "qp_num"),
 			    post->number);
-		CHECK_EQUAL(number(line, "request"), at + 1); /* request numbers are unique */
+		CHECK_EQUAL(number_field(line, "request"), at + 1); /* request numbers are unique */
 		at++;
 	}
 	CHECK_EQUAL(at, model.post_count);
@@ -135,20 +135,20 @@ static const char *const opcodes[] = {
 
 static void compare_completion(const char *line, const struct ibv_wc *wc)
 {
-	CHECK_EQUAL(number(line, "wr_id"), wc->wr_id);
-	CHECK_EQUAL(number(line, "qp_num"), wc->qp_num);
-	CHECK(is(line, "status", statuses[wc->status]));
-	CHECK(is(line, "opcode", opcodes[wc->opcode]));
+	CHECK_EQUAL(number_field(line, "wr_id"), wc->wr_id);
+	CHECK_EQUAL(number_field(line, "qp_num"), wc->qp_num);
+	CHECK(field_is(line, "status", statuses[wc->status]));
+	CHECK(field_is(line, "opcode", opcodes[wc->opcode]));
 	CHECK_EQUAL(wc->status == IBV_WC_SUCCESS, field(line, "byte_len") != NULL);
 	if (field(line, "byte_len"))
-		CHECK_EQUAL(number(line, "byte_len"), wc->byte_len);
+		CHECK_EQUAL(number_field(line, "byte_len"), wc->byte_len);
 	if (field(line, "imm_data"))
-		CHECK_EQUAL(number(line, "imm_data"), ntohl(wc->imm_data));
+		CHECK_EQUAL(number_field(line, "imm_data"), ntohl(wc->imm_data));
 	CHECK_EQUAL((wc->wc_flags & IBV_WC_WITH_IMM) && wc->status == IBV_WC_SUCCESS,
 		    field(line, "imm_data") != NULL);
 	/* The line must name a posted request with this wr_id, and each request has only one
 	 * completion. */
-	uint64_t request = number(line, "request");
+	uint64_t request = number_field(line, "request");
 
 	CHECK(request >= 1 && request <= (uint64_t)model.post_count);
 	CHECK_EQUAL(model.posts[request - 1].wr_id, wc->wr_id);
@@ -163,7 +163,7 @@ static void compare_completions(void)
 
 	EACH_LINE ("completion") {
 		seen++;
-		uint64_t cq = number(line, "cq");
+		uint64_t cq = number_field(line, "cq");
 
 		CHECK(cq < 64);
 		int *at = &next_of_cq[cq];
@@ -177,7 +177,7 @@ static void compare_completions(void)
 }
 
 /* Compare the trace with the records. The caller must have polled all completions. */
-static void compare(void)
+static void compare_trace_and_model(void)
 {
 	uint64_t before = 0;
 
@@ -191,10 +191,10 @@ static void compare(void)
 		char *line = trace.lines[i];
 
 		CHECK(line[0] == '{' && line[strlen(line) - 1] == '}');
-		CHECK(number(line, "t") >= before);
-		before = number(line, "t");
-		if (of_post(line) && !first)
-			first = number(line, "request");
+		CHECK(number_field(line, "t") >= before);
+		before = number_field(line, "t");
+		if (is_post(line) && !first)
+			first = number_field(line, "request");
 	}
 	CHECK_EQUAL(count_type("refused"), model.refused);
 	CHECK_EQUAL(first, 1);
@@ -202,7 +202,7 @@ static void compare(void)
 	compare_completions();
 }
 
-static void drain(struct side *side)
+static void drain_cq(struct side *side)
 {
 	struct ibv_wc wc[16];
 
@@ -228,13 +228,13 @@ static void traced(void (*call)(void))
 	unlink(path);
 }
 
-static void operations(void)
+static void operations_are_traced_once_and_in_order(void)
 {
 	struct side a, b;
 
 	OPEN_PAIR(&a, &b, .signal_none = true);
-	wrap(&a);
-	wrap(&b);
+	wrap_calls(&a);
+	wrap_calls(&b);
 	for (unsigned round = 0; round < 20; round++) {
 		const struct request requests[] = {
 			{.opcode = IBV_WR_SEND, .wr_id = 100, .length = 10},
@@ -271,7 +271,7 @@ static void operations(void)
 		};
 
 		for (unsigned i = 0; i < 3; i++)
-			receive_at(&b, round * 10 + i, 256 * i, 64);
+			post_receive_at(&b, round * 10 + i, 256 * i, 64);
 		CHECK_OK(post_chain(&a, requests, 7));
 		expect_wc(&a, 102, IBV_WC_SUCCESS);
 		expect_wc(&a, 103, IBV_WC_SUCCESS);
@@ -279,34 +279,34 @@ static void operations(void)
 		for (unsigned i = 0; i < 3; i++)
 			expect_wc(&b, round * 10 + i, IBV_WC_SUCCESS);
 	}
-	compare();
+	compare_trace_and_model();
 	/* Check how the trace represents requests. */
 	size_t at = 0;
 
 	CHECK(next_of("post_send", &at));
 	char **lines = &trace.lines[at - 1];
 
-	CHECK(is(lines[0], "opcode", "SEND") && !field(lines[0], "send_flags"));
-	CHECK_EQUAL(number(lines[0], "length"), 10);
-	CHECK_EQUAL(number(lines[1], "wr_id"), UINT64_MAX);
-	CHECK_EQUAL(number(lines[1], "remote_addr"), (uintptr_t)b.memory + 1024);
-	CHECK_EQUAL(number(lines[1], "rkey"), b.mr->rkey);
+	CHECK(field_is(lines[0], "opcode", "SEND") && !field(lines[0], "send_flags"));
+	CHECK_EQUAL(number_field(lines[0], "length"), 10);
+	CHECK_EQUAL(number_field(lines[1], "wr_id"), UINT64_MAX);
+	CHECK_EQUAL(number_field(lines[1], "remote_addr"), (uintptr_t)b.memory + 1024);
+	CHECK_EQUAL(number_field(lines[1], "rkey"), b.mr->rkey);
 	CHECK(strstr(lines[3], "\"send_flags\":[\"FENCE\",\"SIGNALED\"],"));
-	CHECK(is(lines[4], "opcode", "ATOMIC_CMP_AND_SWP"));
-	CHECK_EQUAL(number(lines[5], "imm_data"), 77);
-	CHECK_EQUAL(number(lines[6], "imm_data"), UINT32_MAX);
+	CHECK(field_is(lines[4], "opcode", "ATOMIC_CMP_AND_SWP"));
+	CHECK_EQUAL(number_field(lines[5], "imm_data"), 77);
+	CHECK_EQUAL(number_field(lines[6], "imm_data"), UINT32_MAX);
 	close_pair(&a, &b);
 }
 
 /* Trace an error, the requests that it flushes on both sides, and requests posted afterwards. */
-static void failures(void)
+static void errors_and_flushed_requests_are_traced(void)
 {
 	struct side a, b;
 	int errors = 0, events = 0;
 
 	OPEN_PAIR(&a, &b, .signal_none = true, .sends = 8);
-	wrap(&a);
-	wrap(&b);
+	wrap_calls(&a);
+	wrap_calls(&b);
 	post_recvs(&b, 0, 8, 64);
 	const struct request requests[] = {
 		{.opcode = IBV_WR_SEND, .wr_id = 1, .length = 10},
@@ -329,16 +329,18 @@ static void failures(void)
 	CHECK_OK(to_init(&a));
 	post_recvs(&a, 0, 64, 64);
 	CHECK_EQUAL(post_recv_at(&a, 64, 0, 64), ENOMEM);
-	drain(&a);
-	drain(&b);
-	compare();
+	drain_cq(&a);
+	drain_cq(&b);
+	compare_trace_and_model();
 	EACH_LINE ("refused")
-		CHECK_EQUAL(number(line, "errno"), number(line, "wr_id") == 64 ? ENOMEM : EINVAL);
+		CHECK_EQUAL(number_field(line, "errno"),
+			    number_field(line, "wr_id") == 64 ? ENOMEM : EINVAL);
 	EACH_LINE ("qp_state")
-		errors += is(line, "cur_qp_state", "RTS") && is(line, "qp_state", "ERR");
+		errors +=
+			field_is(line, "cur_qp_state", "RTS") && field_is(line, "qp_state", "ERR");
 	EACH_LINE ("async_event")
-		events += is(line, "event_type", "QP_ACCESS_ERR") &&
-			  number(line, "qp_num") == b.qp->qp_num;
+		events += field_is(line, "event_type", "QP_ACCESS_ERR") &&
+			  number_field(line, "qp_num") == b.qp->qp_num;
 	CHECK_EQUAL(errors, 2);
 	CHECK_EQUAL(events, 1);
 	close_pair(&a, &b);
@@ -350,21 +352,21 @@ static void expect_refusal(struct side *a, struct side *b, struct request reques
 {
 	int found = 0;
 
-	carry_out(a, status, request);
+	run_request(a, status, request);
 	read_trace(path);
 	EACH_LINE ("access_refused") {
-		if (number(line, "qp_num") != b->qp->qp_num)
+		if (number_field(line, "qp_num") != b->qp->qp_num)
 			continue;
 		found++;
-		CHECK(is(line, "reason", reason));
-		CHECK_EQUAL(number(line, "rkey"), request.rkey);
+		CHECK(field_is(line, "reason", reason));
+		CHECK_EQUAL(number_field(line, "rkey"), request.rkey);
 		if (request.opcode == IBV_WR_SEND_WITH_INV) {
 			CHECK(!field(line, "access"));
 			continue;
 		}
 		CHECK(!strncmp(field(line, "access"), "[\"REMOTE_WRITE\"]", 16));
-		CHECK_EQUAL(number(line, "remote_addr"), request.remote);
-		CHECK_EQUAL(number(line, "length"), request.length);
+		CHECK_EQUAL(number_field(line, "remote_addr"), request.remote);
+		CHECK_EQUAL(number_field(line, "length"), request.length);
 	}
 	CHECK_EQUAL(found, 1);
 }
@@ -397,7 +399,7 @@ static const char *const reasons[OBSTACLES] = {
 };
 
 /* Bind a type 2 window to the queue pair of `owner`. Returns the window's key. */
-static uint32_t window_of(struct side *owner, struct ibv_mr *mr, struct ibv_mw *mw)
+static uint32_t bind_window_of(struct side *owner, struct ibv_mr *mr, struct ibv_mw *mw)
 {
 	struct ibv_send_wr *bad,
 		wr = {
@@ -417,7 +419,7 @@ static uint32_t window_of(struct side *owner, struct ibv_mr *mr, struct ibv_mw *
 	return wr.bind_mw.rkey;
 }
 
-static void refuse_by(enum obstacle obstacle)
+static void expect_refusal_by(enum obstacle obstacle)
 {
 	const bool without = obstacle == QUEUE_PAIR_WITHOUT_RIGHT;
 	const bool ends = obstacle == INVALID_KEY || obstacle == INVALIDATED_REGION;
@@ -453,10 +455,10 @@ static void refuse_by(enum obstacle obstacle)
 	if (obstacle == UNBOUND_WINDOW)
 		request.rkey = mw->rkey;
 	if (obstacle == WINDOW_OF_ANOTHER)
-		request.rkey = window_of(&other_b, mr, mw);
+		request.rkey = bind_window_of(&other_b, mr, mw);
 	if (ends) {
 		request.imm = request.rkey; /* same field as invalidate_rkey */
-		receive_at(&b, 1, 0, 64);
+		post_receive_at(&b, 1, 0, 64);
 	}
 	expect_refusal(&a, &b, request, without ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR,
 		       reasons[obstacle]);
@@ -469,44 +471,44 @@ static void refuse_by(enum obstacle obstacle)
 	close_pair(&a, &b);
 }
 
-static void refusals(void)
+static void refused_accesses_are_traced_with_their_reason(void)
 {
 	for (enum obstacle obstacle = 0; obstacle < OBSTACLES; obstacle++)
-		refuse_by(obstacle);
+		expect_refusal_by(obstacle);
 }
 
-static void shared(void)
+static void shared_receives_are_traced(void)
 {
 	struct side a, b;
 
 	OPEN_PAIR(&a, &b, .shared = 8);
-	wrap(&a);
-	wrap(&b);
+	wrap_calls(&a);
+	wrap_calls(&b);
 	for (unsigned i = 0; i < 8; i++)
-		receive_at(&b, 50 + i, 0, 64);
+		post_receive_at(&b, 50 + i, 0, 64);
 	CHECK_EQUAL(post_recv_at(&b, 58, 0, 64), ENOMEM);
 	for (unsigned i = 0; i < 8; i++) {
 		RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = i);
 		CHECK_EQUAL(expect_wc(&b, 50 + i, IBV_WC_SUCCESS).byte_len, i);
 	}
 	for (unsigned i = 0; i < 4; i++) /* left in the queue */
-		receive_at(&b, 60 + i, 0, 64);
-	compare();
+		post_receive_at(&b, 60 + i, 0, 64);
+	compare_trace_and_model();
 	close_pair(&a, &b);
 }
 
-static void datagrams(void)
+static void datagrams_are_traced_with_both_queue_pairs(void)
 {
 	struct side a, b;
 	int lines = 0;
 
-	open_two(&a, &b);
-	wrap(&a);
-	wrap(&b);
+	open_ud_pair(&a, &b);
+	wrap_calls(&a);
+	wrap_calls(&b);
 	struct ibv_ah *ah = path_to(&a, &b);
 
 	for (unsigned i = 0; i < 10; i++) {
-		receive_at(&b, i, 0, 100);
+		post_receive_at(&b, i, 0, 100);
 		CHECK_OK(ud_post(&a, (struct ud_request){.ah = ah,
 							 .qpn = b.qp->qp_num,
 							 .qkey = QKEY,
@@ -517,13 +519,13 @@ static void datagrams(void)
 		expect_wc(&a, 20 + i, IBV_WC_SUCCESS);
 		CHECK_EQUAL(expect_wc(&b, i, IBV_WC_SUCCESS).byte_len, GRH + i);
 	}
-	compare();
+	compare_trace_and_model();
 	EACH_LINE ("post_send")
-		CHECK_EQUAL(number(line, "remote_qpn"), b.qp->qp_num);
+		CHECK_EQUAL(number_field(line, "remote_qpn"), b.qp->qp_num);
 	EACH_LINE ("completion") {
-		if (!is(line, "opcode", "RECV"))
+		if (!field_is(line, "opcode", "RECV"))
 			continue;
-		CHECK_EQUAL(number(line, "src_qp"), a.qp->qp_num);
+		CHECK_EQUAL(number_field(line, "src_qp"), a.qp->qp_num);
 		lines++;
 	}
 	CHECK_EQUAL(lines, 10);
@@ -554,7 +556,7 @@ static void take_extended(struct side *side, int count)
 
 /* Trace extended completion queues and requests built with wr_* calls. A batch is posted completely
  * or not at all. */
-static void extended_calls(void)
+static void extended_calls_are_traced(void)
 {
 	struct side a, b;
 
@@ -562,11 +564,11 @@ static void extended_calls(void)
 		&a, &b, (struct options){.signal_none = true},
 		(struct extras){.wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_QP_NUM,
 				.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE});
-	wrap(&b);
+	wrap_calls(&b);
 	struct ibv_qp_ex *ex = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned round = 0; round < 4; round++) {
-		receive_at(&b, 40 + round, 0, 64);
+		post_receive_at(&b, 40 + round, 0, 64);
 		ex->wr_start(ex);
 		ex->wr_id = 10 + round;
 		ex->wr_flags = 0;
@@ -576,8 +578,8 @@ static void extended_calls(void)
 		ex->wr_flags = IBV_SEND_SIGNALED;
 		ex->wr_send(ex);
 		ex->wr_set_inline_data(ex, "hello", 5);
-		posted("post_send", 10 + round, a.qp->qp_num);
-		posted("post_send", 20 + round, a.qp->qp_num);
+		record_post("post_send", 10 + round, a.qp->qp_num);
+		record_post("post_send", 20 + round, a.qp->qp_num);
 		CHECK_OK(ex->wr_complete(ex));
 		take_extended(&a, 1);
 		take_extended(&b, 1);
@@ -606,13 +608,13 @@ static void extended_calls(void)
 	ex->wr_set_sge(ex, a.mr->lkey, (uintptr_t)a.memory, 8);
 	CHECK_EQUAL(ex->wr_complete(ex), EINVAL);
 	model.refused += 4;
-	compare();
+	compare_trace_and_model();
 	static const char *const expected[] = {"FLAGS", "UNSUPPORTED", "INLINE", "SETTER"};
 	unsigned seen = 0;
 
 	EACH_LINE ("refused") {
-		CHECK(is(line, "reason", expected[seen]));
-		CHECK_EQUAL(number(line, "wr_id"), 91 + seen++);
+		CHECK(field_is(line, "reason", expected[seen]));
+		CHECK_EQUAL(number_field(line, "wr_id"), 91 + seen++);
 	}
 	close_pair(&a, &b);
 }
@@ -628,10 +630,11 @@ static void expect_reason(const char *type, const char *reason)
 	EACH_LINE (type)
 		last = line;
 	CHECK(last);
-	CHECK(is(last, "reason", reason));
+	CHECK(field_is(last, "reason", reason));
 }
 
-static void refuse_post(struct side *side, const char *reason, int error, struct ibv_send_wr wr)
+static void expect_post_refused(struct side *side, const char *reason, int error,
+				struct ibv_send_wr wr)
 {
 	struct ibv_sge sges[5] = {{(uintptr_t)side->memory, 257, side->mr->lkey}};
 
@@ -641,9 +644,9 @@ static void refuse_post(struct side *side, const char *reason, int error, struct
 }
 
 #define REFUSED_POST(side, reason, error, ...)                                                     \
-	refuse_post(side, reason, error, (struct ibv_send_wr){.opcode = __VA_ARGS__})
+	expect_post_refused(side, reason, error, (struct ibv_send_wr){.opcode = __VA_ARGS__})
 
-static void refused_posts(void)
+static void refused_posts_are_traced_with_their_reason(void)
 {
 	struct side a, b, ud;
 
@@ -678,7 +681,7 @@ static void refused_posts(void)
 }
 
 /* The receiver's trace reports each message that the receiver refuses. */
-static void refused_requests(void)
+static void refused_messages_are_traced_at_the_receiver(void)
 {
 	struct side a, b;
 
@@ -687,7 +690,7 @@ static void refused_requests(void)
 	expect_reason("request_refused", "NO_RECEIVE");
 	close_pair(&a, &b);
 	OPEN_PAIR(&a, &b);
-	receive_at(&b, 1, 0, 7);
+	post_receive_at(&b, 1, 0, 7);
 	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	expect_reason("request_refused", "LENGTH");
 	close_pair(&a, &b);
@@ -696,7 +699,7 @@ static void refused_requests(void)
 	    REMOTE(&b, 4));
 	expect_reason("request_refused", "ALIGNMENT");
 	close_pair(&a, &b);
-	open_two(&a, &b);
+	open_ud_pair(&a, &b);
 	struct ibv_ah *ah = path_to(&a, &b);
 
 	for (unsigned i = 0; i < 2; i++) {
@@ -710,7 +713,7 @@ static void refused_requests(void)
 
 /* The completion in the trace reports the key that the request was not allowed to use, and the
  * reason. */
-static void refuse_memory(const char *reason, bool receive)
+static void expect_memory_refused(const char *reason, bool receive)
 {
 	struct side a, b;
 
@@ -739,26 +742,27 @@ static void refuse_memory(const char *reason, bool receive)
 	const char *found = NULL, *registered = NULL;
 
 	EACH_LINE ("completion")
-		if (is(line, "status", "LOC_PROT_ERR") &&
-		    number(line, "qp_num") == side->qp->qp_num)
+		if (field_is(line, "status", "LOC_PROT_ERR") &&
+		    number_field(line, "qp_num") == side->qp->qp_num)
 			found = line;
-		else if (is(line, "status", "REM_OP_ERR"))
+		else if (field_is(line, "status", "REM_OP_ERR"))
 			CHECK(!field(line, "reason"));
-	CHECK(found && is(found, "reason", reason));
-	CHECK_EQUAL(number(found, "lkey"), sge.lkey);
+	CHECK(found && field_is(found, "reason", reason));
+	CHECK_EQUAL(number_field(found, "lkey"), sge.lkey);
 	/* The trace shows when the region was registered and when its key became invalid. It also
 	 * shows the protection domains of the region and the queue pair. */
 	EACH_LINE ("reg_mr")
-		if (number(line, "key") == sge.lkey)
+		if (number_field(line, "key") == sge.lkey)
 			registered = line;
 	CHECK_EQUAL(!registered, !strcmp(reason, "WINDOW"));
 	EACH_LINE ("create_qp")
-		if (registered && number(line, "qp_num") == side->qp->qp_num)
-			CHECK_EQUAL(number(line, "pd") != number(registered, "pd"), other);
+		if (registered && number_field(line, "qp_num") == side->qp->qp_num)
+			CHECK_EQUAL(number_field(line, "pd") != number_field(registered, "pd"),
+				    other);
 	size_t ends = 0;
 
 	EACH_LINE ("key_ended")
-		ends += number(line, "key") == sge.lkey;
+		ends += number_field(line, "key") == sge.lkey;
 	CHECK_EQUAL(ends, !strcmp(reason, "KEY"));
 	CHECK_OK(side->context->ops.dealloc_mw(mw));
 	if (strcmp(reason, "KEY"))
@@ -768,18 +772,18 @@ static void refuse_memory(const char *reason, bool receive)
 	close_pair(&a, &b);
 }
 
-static void refused_memory(void)
+static void protection_errors_are_traced_with_key_and_reason(void)
 {
 	static const char *const all[] = {"KEY", "DOMAIN", "RIGHT", "RANGE", "WINDOW"};
 
 	FOR_EACH (i, all) {
-		refuse_memory(all[i], false);
-		refuse_memory(all[i], true);
+		expect_memory_refused(all[i], false);
+		expect_memory_refused(all[i], true);
 	}
 }
 
 /* Completions that do not fit into the queue are reported as lost. */
-static void overrun(void)
+static void lost_completions_are_traced(void)
 {
 	struct side a, b;
 	int kept = 0, lost = 0, events = 0;
@@ -794,7 +798,8 @@ static void overrun(void)
 		lost += field(line, "lost") != NULL;
 	}
 	EACH_LINE ("async_event")
-		events += is(line, "event_type", "CQ_ERR") && number(line, "cq") == a.cq->handle;
+		events += field_is(line, "event_type", "CQ_ERR") &&
+			  number_field(line, "cq") == a.cq->handle;
 	CHECK_EQUAL(kept, 4);
 	CHECK_EQUAL(lost, 2);
 	CHECK_EQUAL(events, 1);
@@ -804,34 +809,34 @@ static void overrun(void)
 static void send_rounds(struct side *a, struct side *b, unsigned rounds)
 {
 	for (unsigned i = 0; i < rounds; i++) {
-		receive_at(b, i, 0, 64);
+		post_receive_at(b, i, 0, 64);
 		RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8);
 		expect_wc(b, i, IBV_WC_SUCCESS);
 	}
 }
 
 /* The trace reports each injected fault and its effects, and agrees with the counters. */
-static void faults(void)
+static void injected_faults_are_traced_and_match_counters(void)
 {
 	struct side a, b, lonely;
 
 	OPEN_PAIR(&a, &b, .timeout = 8);
 	spec("seed=7,loss=0.1,duplicate=0.2,rnr=0.2");
 	send_rounds(&a, &b, 60);
-	struct aiordma_fault_counts found = counts();
+	struct aiordma_fault_counts found = fault_counts();
 
 	CHECK(found.lost && found.duplicated && found.not_ready && found.retried);
 	spec("register=@1,cut=1,cut_after=100");
 	CHECK(!verbs->ibv_reg_mr(a.pd, a.memory, 64, 0));
 	POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 500, REMOTE(&b, 0));
 	CHECK(next_wc(&a).status != IBV_WC_SUCCESS);
-	struct aiordma_fault_counts cuts = counts();
+	struct aiordma_fault_counts cuts = fault_counts();
 
 	OPEN(&lonely);
 	spec("overrun=@1,cq=%u", lonely.cq->handle);
 	CHECK_OK(to_init(&lonely));
 	enter_state(&lonely, IBV_QPS_ERR);
-	receive_at(&lonely, 1, 0, 64);
+	post_receive_at(&lonely, 1, 0, 64);
 	expect_event(&lonely, IBV_EVENT_CQ_ERR);
 	no_faults();
 	read_trace(path);
@@ -846,23 +851,23 @@ static void faults(void)
 	CHECK_EQUAL(count_of("fault", "fault", "CUT"), cuts.cut);
 	CHECK_EQUAL(count_of("fault", "fault", "OVERRUN"), 1);
 	EACH_LINE ("retry")
-		CHECK_EQUAL(number(line, "qp_num"), a.qp->qp_num);
+		CHECK_EQUAL(number_field(line, "qp_num"), a.qp->qp_num);
 	EACH_LINE ("fault") {
-		if (is(line, "fault", "RNR"))
-			CHECK_EQUAL(number(line, "qp_num"), b.qp->qp_num);
-		if (is(line, "fault", "OVERRUN"))
-			CHECK_EQUAL(number(line, "cq"), lonely.cq->handle);
+		if (field_is(line, "fault", "RNR"))
+			CHECK_EQUAL(number_field(line, "qp_num"), b.qp->qp_num);
+		if (field_is(line, "fault", "OVERRUN"))
+			CHECK_EQUAL(number_field(line, "cq"), lonely.cq->handle);
 	}
 	close_side(&lonely);
 	close_pair(&a, &b);
 }
 
 /* The line that reports a lost datagram contains the receiver's queue pair number. */
-static void lost_datagrams(void)
+static void lost_datagram_is_traced_with_its_receiver(void)
 {
 	struct side a, b;
 
-	open_two(&a, &b);
+	open_ud_pair(&a, &b);
 	struct ibv_ah *ah = path_to(&a, &b);
 
 	spec("loss=@1-3");
@@ -872,19 +877,19 @@ static void lost_datagrams(void)
 	read_trace(path);
 	CHECK_EQUAL(count_of("fault", "fault", "LOSS"), 3);
 	EACH_LINE ("fault")
-		CHECK_EQUAL(number(line, "qp_num"), b.qp->qp_num);
+		CHECK_EQUAL(number_field(line, "qp_num"), b.qp->qp_num);
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_pair(&a, &b);
 }
 
 /* Requests posted before the trace started have no number. */
-static void late(void)
+static void requests_posted_before_the_trace_have_no_number(void)
 {
 	struct side a, b;
 
 	aiordma_trace_stop();
 	OPEN_PAIR(&a, &b);
-	receive_at(&b, 1, 0, 64);
+	post_receive_at(&b, 1, 0, 64);
 	unlink(path);
 	start_trace(path);
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
@@ -893,28 +898,28 @@ static void late(void)
 	aiordma_trace_stop();
 	read_trace(path);
 	EACH_LINE ("completion")
-		CHECK_EQUAL(!number(line, "request"), number(line, "wr_id") == 1);
+		CHECK_EQUAL(!number_field(line, "request"), number_field(line, "wr_id") == 1);
 	CHECK_EQUAL(count_type("completion"), 2);
-	CHECK(ends_well());
+	CHECK(has_end_line());
 }
 
 int main(void)
 {
 	limit_seconds(60);
 	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
-	STEP(traced(operations));
-	STEP(traced(failures));
-	STEP(traced(refusals));
-	STEP(traced(shared));
-	STEP(traced(datagrams));
-	STEP(traced(extended_calls));
-	STEP(traced(refused_posts));
-	STEP(traced(refused_requests));
-	STEP(traced(refused_memory));
-	STEP(traced(overrun));
-	STEP(traced(faults));
-	STEP(traced(lost_datagrams));
-	STEP(traced(late));
+	STEP(traced(operations_are_traced_once_and_in_order));
+	STEP(traced(errors_and_flushed_requests_are_traced));
+	STEP(traced(refused_accesses_are_traced_with_their_reason));
+	STEP(traced(shared_receives_are_traced));
+	STEP(traced(datagrams_are_traced_with_both_queue_pairs));
+	STEP(traced(extended_calls_are_traced));
+	STEP(traced(refused_posts_are_traced_with_their_reason));
+	STEP(traced(refused_messages_are_traced_at_the_receiver));
+	STEP(traced(protection_errors_are_traced_with_key_and_reason));
+	STEP(traced(lost_completions_are_traced));
+	STEP(traced(injected_faults_are_traced_and_match_counters));
+	STEP(traced(lost_datagram_is_traced_with_its_receiver));
+	STEP(traced(requests_posted_before_the_trace_have_no_number));
 	CHECK_OK(rmdir(folder));
 	return 0;
 }

@@ -6,7 +6,7 @@
 static char folder[64], path[128];
 
 /* Returns the last line about a refused call. */
-static const char *last_refused(void)
+static const char *last_refused_call(void)
 {
 	const char *last = NULL;
 
@@ -19,25 +19,25 @@ static const char *last_refused(void)
 
 static const char *expect_refused(const char *call, int error, const char *reason)
 {
-	const char *line = last_refused();
+	const char *line = last_refused_call();
 
-	if (!is(line, "call", call) || !is(line, "reason", reason))
+	if (!field_is(line, "call", call) || !field_is(line, "reason", reason))
 		fprintf(stderr, "expected %s %s: %s\n", call, reason, line);
-	CHECK(is(line, "call", call));
-	CHECK(is(line, "reason", reason));
-	CHECK_EQUAL(number(line, "errno"), error);
-	CHECK(is(line, "error", strerror(error)));
+	CHECK(field_is(line, "call", call));
+	CHECK(field_is(line, "reason", reason));
+	CHECK_EQUAL(number_field(line, "errno"), error);
+	CHECK(field_is(line, "error", strerror(error)));
 	return line;
 }
 
 /* Expect that the last refused call reports this argument, its value and its limit (0 if none). */
 static void expect_field(const char *name, uint64_t value, uint64_t limit)
 {
-	const char *line = last_refused();
+	const char *line = last_refused_call();
 
-	CHECK(is(line, "field", name));
-	CHECK_EQUAL(number(line, "value"), value);
-	CHECK_EQUAL(field(line, "limit") ? number(line, "limit") : 0, limit);
+	CHECK(field_is(line, "field", name));
+	CHECK_EQUAL(number_field(line, "value"), value);
+	CHECK_EQUAL(field(line, "limit") ? number_field(line, "limit") : 0, limit);
 }
 
 /* ---- ibv_modify_qp --------------------------------------------------------------------------- */
@@ -48,49 +48,49 @@ enum {
 	IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER
 };
 
-static void refuse_modify(struct side *side, struct ibv_qp_attr attr, int mask, int error,
-			  const char *reason)
+static void expect_modify_refused(struct side *side, struct ibv_qp_attr attr, int mask, int error,
+				  const char *reason)
 {
 	const enum ibv_qp_state before = state_of(side);
 
 	CHECK_EQUAL(verbs->ibv_modify_qp(side->qp, &attr, mask), error);
 	const char *line = expect_refused("ibv_modify_qp", error, reason);
 
-	CHECK_EQUAL(number(line, "qp_num"), side->qp->qp_num);
-	CHECK(is(line, "cur_qp_state", before == IBV_QPS_RESET ? "RESET" : "INIT"));
+	CHECK_EQUAL(number_field(line, "qp_num"), side->qp->qp_num);
+	CHECK(field_is(line, "cur_qp_state", before == IBV_QPS_RESET ? "RESET" : "INIT"));
 	expect_state(side, before);
 }
 
-static void modify_to_init(struct side *side)
+static void refused_transition_to_init_is_traced(struct side *side)
 {
 	struct ibv_qp_attr good = {.qp_state = IBV_QPS_INIT, .port_num = 1}, attr;
 
 	attr = good;
 	attr.port_num = 2;
-	refuse_modify(side, attr, TO_INIT, EINVAL, "PORT");
+	expect_modify_refused(side, attr, TO_INIT, EINVAL, "PORT");
 	expect_field("port_num", 2, 0);
 	attr = good;
 	attr.pkey_index = 1;
-	refuse_modify(side, attr, TO_INIT, EINVAL, "PKEY_INDEX");
+	expect_modify_refused(side, attr, TO_INIT, EINVAL, "PKEY_INDEX");
 	attr = good;
 	attr.qp_access_flags = 1u << 19;
-	refuse_modify(side, attr, TO_INIT, EINVAL, "ACCESS");
-	refuse_modify(side, good, TO_INIT & ~(IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), EINVAL,
-		      "MASK_MISSING");
-	CHECK(strstr(last_refused(), "\"attributes\":[\"ACCESS_FLAGS\",\"PORT\"]"));
-	refuse_modify(side, good, TO_INIT | IBV_QP_QKEY, EINVAL, "MASK_UNEXPECTED");
-	CHECK(strstr(last_refused(), "\"attributes\":[\"QKEY\"]"));
-	refuse_modify(side, good, TO_INIT | 1 << 30, EINVAL, "MASK_UNEXPECTED");
-	CHECK(!field(last_refused(), "attributes")); /* this bit has no name */
+	expect_modify_refused(side, attr, TO_INIT, EINVAL, "ACCESS");
+	expect_modify_refused(side, good, TO_INIT & ~(IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), EINVAL,
+			      "MASK_MISSING");
+	CHECK(strstr(last_refused_call(), "\"attributes\":[\"ACCESS_FLAGS\",\"PORT\"]"));
+	expect_modify_refused(side, good, TO_INIT | IBV_QP_QKEY, EINVAL, "MASK_UNEXPECTED");
+	CHECK(strstr(last_refused_call(), "\"attributes\":[\"QKEY\"]"));
+	expect_modify_refused(side, good, TO_INIT | 1 << 30, EINVAL, "MASK_UNEXPECTED");
+	CHECK(!field(last_refused_call(), "attributes")); /* this bit has no name */
 	attr.qp_state = IBV_QPS_RTS;
-	refuse_modify(side, attr, IBV_QP_STATE, EINVAL, "TRANSITION");
-	CHECK(is(last_refused(), "qp_state", "RTS"));
+	expect_modify_refused(side, attr, IBV_QP_STATE, EINVAL, "TRANSITION");
+	CHECK(field_is(last_refused_call(), "qp_state", "RTS"));
 	attr = good;
 	attr.cur_qp_state = IBV_QPS_RTR;
-	refuse_modify(side, attr, TO_INIT | IBV_QP_CUR_STATE, EINVAL, "CUR_STATE");
+	expect_modify_refused(side, attr, TO_INIT | IBV_QP_CUR_STATE, EINVAL, "CUR_STATE");
 }
 
-static void modify_to_rtr(struct side *side)
+static void refused_transition_to_rtr_is_traced(struct side *side)
 {
 	const struct ibv_qp_attr good = {
 		.qp_state = IBV_QPS_RTR,
@@ -105,54 +105,56 @@ static void modify_to_rtr(struct side *side)
 
 	CHECK_OK(to_init(side));
 	attr.ah_attr.is_global = 0;
-	refuse_modify(side, attr, TO_RTR, EINVAL, "GRH");
+	expect_modify_refused(side, attr, TO_RTR, EINVAL, "GRH");
 	attr = good;
 	attr.ah_attr.grh.sgid_index = 200;
-	refuse_modify(side, attr, TO_RTR, EINVAL, "SGID_INDEX");
+	expect_modify_refused(side, attr, TO_RTR, EINVAL, "SGID_INDEX");
 	expect_field("sgid_index", 200, 0);
 	attr = good;
 	attr.ah_attr.port_num = 0;
-	refuse_modify(side, attr, TO_RTR, EINVAL, "PORT");
+	expect_modify_refused(side, attr, TO_RTR, EINVAL, "PORT");
 	attr = good;
 	memset(&attr.ah_attr.grh.dgid, 0x20, 16);
-	refuse_modify(side, attr, TO_RTR, EINVAL, "GID_FAMILY");
+	expect_modify_refused(side, attr, TO_RTR, EINVAL, "GID_FAMILY");
 	attr = good;
 	attr.path_mtu = (enum ibv_mtu)1024;
-	refuse_modify(side, attr, TO_RTR, EINVAL, "MTU");
+	expect_modify_refused(side, attr, TO_RTR, EINVAL, "MTU");
 	attr = good;
 	attr.max_dest_rd_atomic = 255;
-	refuse_modify(side, attr, TO_RTR, EINVAL, "LIMIT");
+	expect_modify_refused(side, attr, TO_RTR, EINVAL, "LIMIT");
 	expect_field("max_dest_rd_atomic", 255, 128);
 	attr = good;
 	attr.dest_qp_num = 1u << 24;
-	refuse_modify(side, attr, TO_RTR, EINVAL, "LIMIT");
+	expect_modify_refused(side, attr, TO_RTR, EINVAL, "LIMIT");
 	attr = good;
 	attr.min_rnr_timer = 32;
-	refuse_modify(side, attr, TO_RTR, EINVAL, "LIMIT");
+	expect_modify_refused(side, attr, TO_RTR, EINVAL, "LIMIT");
 	expect_field("min_rnr_timer", 32, 31);
-	refuse_modify(side, good, TO_RTR | IBV_QP_ALT_PATH, EOPNOTSUPP, "ALT_PATH");
-	refuse_modify(side, good, TO_RTR & ~IBV_QP_AV, EINVAL, "MASK_MISSING");
+	expect_modify_refused(side, good, TO_RTR | IBV_QP_ALT_PATH, EOPNOTSUPP, "ALT_PATH");
+	expect_modify_refused(side, good, TO_RTR & ~IBV_QP_AV, EINVAL, "MASK_MISSING");
 }
 
 /* ---- other calls ----------------------------------------------------------------------------- */
 
-static void refuse_qp(struct side *side, struct ibv_qp_init_attr attr, int error,
-		      const char *reason)
+static void expect_create_qp_refused(struct side *side, struct ibv_qp_init_attr attr, int error,
+				     const char *reason)
 {
 	attr.send_cq = attr.send_cq ? attr.send_cq : side->cq;
 	errno = 0;
 	CHECK(!verbs->ibv_create_qp(side->pd, &attr));
 	CHECK_EQUAL(errno, error);
-	CHECK_EQUAL(number(expect_refused("ibv_create_qp", error, reason), "pd"), side->pd->handle);
+	CHECK_EQUAL(number_field(expect_refused("ibv_create_qp", error, reason), "pd"),
+		    side->pd->handle);
 }
 
-static void create_qp_refused(struct side *side)
+static void refused_create_qp_is_traced(struct side *side)
 {
 	struct ibv_cq *cq = side->cq;
 
 #define QP(error, reason, ...)                                                                     \
-	refuse_qp(side, (struct ibv_qp_init_attr){.qp_type = IBV_QPT_RC, __VA_ARGS__}, error,      \
-		  reason)
+	expect_create_qp_refused(side,                                                             \
+				 (struct ibv_qp_init_attr){.qp_type = IBV_QPT_RC, __VA_ARGS__},    \
+				 error, reason)
 	QP(EINVAL, "LIMIT", .recv_cq = cq, .cap.max_send_wr = 16385);
 	expect_field("max_send_wr", 16385, 16384);
 	QP(EINVAL, "LIMIT", .recv_cq = cq, .cap.max_recv_wr = 16385);
@@ -163,38 +165,42 @@ static void create_qp_refused(struct side *side)
 	expect_field("max_inline_data", 513, 512);
 	QP(EINVAL, "NULL_OBJECT", .recv_cq = NULL);
 #undef QP
-	refuse_qp(side, (struct ibv_qp_init_attr){.qp_type = IBV_QPT_RAW_PACKET}, EOPNOTSUPP,
-		  "QP_TYPE");
-	refuse_qp(side, (struct ibv_qp_init_attr){.qp_type = (enum ibv_qp_type)77}, EINVAL,
-		  "QP_TYPE");
+	expect_create_qp_refused(side, (struct ibv_qp_init_attr){.qp_type = IBV_QPT_RAW_PACKET},
+				 EOPNOTSUPP, "QP_TYPE");
+	expect_create_qp_refused(side, (struct ibv_qp_init_attr){.qp_type = (enum ibv_qp_type)77},
+				 EINVAL, "QP_TYPE");
 }
 
-static void refuse_mr(struct side *side, void *addr, size_t length, unsigned access, int error,
-		      const char *reason)
+static void expect_reg_mr_refused(struct side *side, void *addr, size_t length, unsigned access,
+				  int error, const char *reason)
 {
 	errno = 0;
 	CHECK(!verbs->ibv_reg_mr(side->pd, addr, length, (int)access));
 	CHECK_EQUAL(errno, error);
-	CHECK_EQUAL(number(expect_refused("ibv_reg_mr", error, reason), "pd"), side->pd->handle);
+	CHECK_EQUAL(number_field(expect_refused("ibv_reg_mr", error, reason), "pd"),
+		    side->pd->handle);
 }
 
-static void memory_refused(struct side *side)
+static void refused_registrations_are_traced(struct side *side)
 {
-	refuse_mr(side, side->memory, 64, IBV_ACCESS_REMOTE_WRITE, EINVAL, "LOCAL_WRITE");
+	expect_reg_mr_refused(side, side->memory, 64, IBV_ACCESS_REMOTE_WRITE, EINVAL,
+			      "LOCAL_WRITE");
 	expect_field("access", IBV_ACCESS_REMOTE_WRITE, 0);
-	refuse_mr(side, side->memory, 64, 1u << 19, EINVAL, "ACCESS");
-	refuse_mr(side, side->memory, 0, 0, EINVAL, "EMPTY");
-	refuse_mr(side, side->memory, SIZE_MAX, 0, EINVAL, "PAGES");
-	refuse_mr(side, side->memory, 64, IBV_ACCESS_FLUSH_PERSISTENT, EOPNOTSUPP, "UNSUPPORTED");
+	expect_reg_mr_refused(side, side->memory, 64, 1u << 19, EINVAL, "ACCESS");
+	expect_reg_mr_refused(side, side->memory, 0, 0, EINVAL, "EMPTY");
+	expect_reg_mr_refused(side, side->memory, SIZE_MAX, 0, EINVAL, "PAGES");
+	expect_reg_mr_refused(side, side->memory, 64, IBV_ACCESS_FLUSH_PERSISTENT, EOPNOTSUPP,
+			      "UNSUPPORTED");
 	/* Memory without read access cannot be registered. */
 	void *hole = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	refuse_mr(side, hole, 64, 0, EFAULT, "PAGES");
+	expect_reg_mr_refused(side, hole, 64, 0, EFAULT, "PAGES");
 	munmap(hole, 4096);
 
 	CHECK_EQUAL(verbs->ibv_rereg_mr(side->mr, 0, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
 	CHECK_EQUAL(errno, EINVAL);
-	CHECK_EQUAL(number(expect_refused("ibv_rereg_mr", EINVAL, "FLAGS"), "key"), side->mr->lkey);
+	CHECK_EQUAL(number_field(expect_refused("ibv_rereg_mr", EINVAL, "FLAGS"), "key"),
+		    side->mr->lkey);
 	CHECK_EQUAL(verbs->ibv_rereg_mr(side->mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0),
 		    IBV_REREG_MR_ERR_INPUT);
 	expect_refused("ibv_rereg_mr", EINVAL, "NULL_OBJECT");
@@ -203,7 +209,7 @@ static void memory_refused(struct side *side)
 	expect_refused("ibv_alloc_mw", EINVAL, "MW_TYPE");
 }
 
-static void queues_refused(struct side *side)
+static void refused_queue_calls_are_traced(struct side *side)
 {
 	struct ibv_srq_init_attr init = {.attr = {.max_wr = 8, .max_sge = 1}};
 	struct ibv_srq *srq = verbs->ibv_create_srq(side->pd, &init);
@@ -212,7 +218,8 @@ static void queues_refused(struct side *side)
 	CHECK_EQUAL(
 		verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = 9}, IBV_SRQ_LIMIT),
 		EINVAL);
-	CHECK_EQUAL(number(expect_refused("ibv_modify_srq", EINVAL, "LIMIT"), "srq"), srq->handle);
+	CHECK_EQUAL(number_field(expect_refused("ibv_modify_srq", EINVAL, "LIMIT"), "srq"),
+		    srq->handle);
 	expect_field("srq_limit", 9, 8);
 	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){0}, 1 << 7), EINVAL);
 	expect_refused("ibv_modify_srq", EINVAL, "FLAGS");
@@ -230,9 +237,9 @@ static void queues_refused(struct side *side)
 	expect_refused("ibv_create_cq", EINVAL, "LIMIT");
 	expect_field("cqe", (1 << 20) + 1, 1 << 20);
 	CHECK(!verbs->ibv_create_cq(side->context, 1, NULL, NULL, 4000));
-	CHECK(is(expect_refused("ibv_create_cq", EINVAL, "LIMIT"), "field", "comp_vector"));
+	CHECK(field_is(expect_refused("ibv_create_cq", EINVAL, "LIMIT"), "field", "comp_vector"));
 	CHECK_EQUAL(verbs->ibv_resize_cq(side->cq, 0), EINVAL);
-	CHECK_EQUAL(number(expect_refused("ibv_resize_cq", EINVAL, "NO_ENTRIES"), "cq"),
+	CHECK_EQUAL(number_field(expect_refused("ibv_resize_cq", EINVAL, "NO_ENTRIES"), "cq"),
 		    side->cq->handle);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), EBUSY);
 	expect_refused("ibv_destroy_cq", EBUSY, "IN_USE");
@@ -240,14 +247,15 @@ static void queues_refused(struct side *side)
 	expect_refused("ibv_dealloc_pd", EBUSY, "IN_USE");
 }
 
-static void addresses_refused(struct side *side)
+static void refused_address_calls_are_traced(struct side *side)
 {
 	const union ibv_gid gid = address_of_side(side).gid;
 	struct ibv_port_attr port;
 	struct ibv_ah_attr attr = {.port_num = 1};
 
 	CHECK(!verbs->ibv_create_ah(side->pd, &attr));
-	CHECK_EQUAL(number(expect_refused("ibv_create_ah", EINVAL, "GRH"), "pd"), side->pd->handle);
+	CHECK_EQUAL(number_field(expect_refused("ibv_create_ah", EINVAL, "GRH"), "pd"),
+		    side->pd->handle);
 	attr = (struct ibv_ah_attr){.port_num = 3, .is_global = 1, .grh.dgid = gid};
 	CHECK(!verbs->ibv_create_ah(side->pd, &attr));
 	expect_refused("ibv_create_ah", EINVAL, "PORT");
@@ -261,7 +269,7 @@ static void addresses_refused(struct side *side)
 
 /* The reason for one failure must not be reported with a later failure, whether or not calls in
  * between succeed. */
-static void no_reason_of_another(struct side *side)
+static void trace_does_not_reuse_an_earlier_reason(struct side *side)
 {
 	CHECK_EQUAL(to_state(side, IBV_QPS_RTS), EINVAL);
 	expect_refused("ibv_modify_qp", EINVAL, "TRANSITION");
@@ -280,7 +288,7 @@ static void no_reason_of_another(struct side *side)
 }
 
 /* The note left by a successful call must not be reported as the reason when a later call fails. */
-static void success_clears_the_note(struct side *side)
+static void successful_call_clears_the_reason(struct side *side)
 {
 	soft_refuse(EINVAL, "IN_USE");
 	CHECK(soft_call_pointer_result("ibv_reg_mr", NULL, 0, side) == side);
@@ -306,14 +314,14 @@ int main(void)
 {
 	limit_seconds(60);
 	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
-	TRACED(modify_to_init);
-	TRACED(modify_to_rtr);
-	TRACED(create_qp_refused);
-	TRACED(memory_refused);
-	TRACED(queues_refused);
-	TRACED(addresses_refused);
-	TRACED(no_reason_of_another);
-	TRACED(success_clears_the_note);
+	TRACED(refused_transition_to_init_is_traced);
+	TRACED(refused_transition_to_rtr_is_traced);
+	TRACED(refused_create_qp_is_traced);
+	TRACED(refused_registrations_are_traced);
+	TRACED(refused_queue_calls_are_traced);
+	TRACED(refused_address_calls_are_traced);
+	TRACED(trace_does_not_reuse_an_earlier_reason);
+	TRACED(successful_call_clears_the_reason);
 	CHECK_OK(rmdir(folder));
 	return 0;
 }

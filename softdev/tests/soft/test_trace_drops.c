@@ -19,7 +19,7 @@ static void traced(void (*step)(void))
 
 /* Tell `b` to expect the first request of `a` at a wrong PSN. If `late` is set, the link is
  * established before either side sets its send PSN. */
-static void wrong_psn(uint32_t distance, bool late)
+static void expect_psn_drop(uint32_t distance, bool late)
 {
 	struct side a, b;
 
@@ -37,33 +37,33 @@ static void wrong_psn(uint32_t distance, bool late)
 		sched_yield();
 	CHECK_OK(to_rts(&b));
 	CHECK_OK(to_rts(&a));
-	receive_at(&b, 1, 0, 64);
+	post_receive_at(&b, 1, 0, 64);
 	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	const char *line = expect_drop(path, b.qp->qp_num, "PSN");
 
-	CHECK_EQUAL(number(line, "remote_qpn"), a.qp->qp_num);
-	CHECK_EQUAL(number(line, "psn"), a.psn);
-	CHECK_EQUAL(number(line, "expected_psn"), wrong.psn);
+	CHECK_EQUAL(number_field(line, "remote_qpn"), a.qp->qp_num);
+	CHECK_EQUAL(number_field(line, "psn"), a.psn);
+	CHECK_EQUAL(number_field(line, "expected_psn"), wrong.psn);
 	close_pair(&a, &b);
 }
 
-static void psn_behind(void)
+static void psn_behind_expected_is_traced(void)
 {
-	wrong_psn(5, false);
+	expect_psn_drop(5, false);
 }
 
-static void psn_ahead(void)
+static void psn_ahead_of_expected_is_traced(void)
 {
-	wrong_psn(0xfffffb, false);
+	expect_psn_drop(0xfffffb, false);
 }
 
-static void psn_found_late(void)
+static void psn_mismatch_found_after_rts_is_traced(void)
 {
-	wrong_psn(5, true);
+	expect_psn_drop(5, true);
 }
 
 /* Connect `a` to a queue pair number that is not in use. */
-static void wrong_number(void)
+static void unused_queue_pair_number_is_traced(void)
 {
 	struct side a, b;
 
@@ -81,7 +81,7 @@ static void wrong_number(void)
 }
 
 /* Connect `a` to `b`, but `b` to another queue pair. */
-static void wrong_peer(void)
+static void unexpected_peer_is_traced(void)
 {
 	struct side a, b, c;
 
@@ -95,13 +95,13 @@ static void wrong_peer(void)
 	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	const char *line = expect_drop(path, b.qp->qp_num, "SOURCE");
 
-	CHECK_EQUAL(number(line, "remote_qpn"), a.qp->qp_num);
+	CHECK_EQUAL(number_field(line, "remote_qpn"), a.qp->qp_num);
 	close_side(&c);
 	close_pair(&a, &b);
 }
 
 /* Connect a UC queue pair to an RC queue pair. */
-static void wrong_type(void)
+static void transport_mismatch_is_traced(void)
 {
 	struct side a, b;
 
@@ -115,7 +115,7 @@ static void wrong_type(void)
 
 /* ---- datagrams ------------------------------------------------------------------------------- */
 
-static void datagrams(void)
+static void dropped_datagrams_are_traced_with_their_reason(void)
 {
 	struct side a, connected, unready;
 
@@ -143,8 +143,8 @@ static void datagrams(void)
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 		const char *line = expect_drop(path, wrong[i].qpn, wrong[i].reason);
 
-		CHECK_EQUAL(number(line, "remote_qpn"), a.qp->qp_num);
-		CHECK(is(line, "remote", "127.0.0.1"));
+		CHECK_EQUAL(number_field(line, "remote_qpn"), a.qp->qp_num);
+		CHECK(field_is(line, "remote", "127.0.0.1"));
 	}
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_side(&unready);
@@ -158,14 +158,14 @@ int main(void)
 
 	limit_seconds(60);
 	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
-	STEP(traced(psn_behind));
-	STEP(traced(psn_ahead));
-	STEP(traced(psn_found_late));
-	STEP(traced(wrong_number));
-	STEP(traced(datagrams));
+	STEP(traced(psn_behind_expected_is_traced));
+	STEP(traced(psn_ahead_of_expected_is_traced));
+	STEP(traced(psn_mismatch_found_after_rts_is_traced));
+	STEP(traced(unused_queue_pair_number_is_traced));
+	STEP(traced(dropped_datagrams_are_traced_with_their_reason));
 	if (!roce) { /* RoCE packets lack the sender's queue pair number */
-		STEP(traced(wrong_peer));
-		STEP(traced(wrong_type));
+		STEP(traced(unexpected_peer_is_traced));
+		STEP(traced(transport_mismatch_is_traced));
 	}
 	CHECK_OK(rmdir(folder));
 	return 0;

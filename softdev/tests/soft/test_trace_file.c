@@ -10,19 +10,19 @@
 static char folder[64], path[128], other[160], longer[300];
 
 /* Post `count` WRITEs, each of which adds two lines to the trace. */
-static void work(struct side *a, const struct side *b, unsigned count)
+static void post_writes(struct side *a, const struct side *b, unsigned count)
 {
 	for (unsigned i = 0; i < count; i++) {
 		RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = i, .length = 8, REMOTE(b, 0));
 	}
 }
 
-static void one_run(unsigned count)
+static void open_and_post_writes(unsigned count)
 {
 	struct side a, b;
 
 	OPEN_PAIR(&a, &b);
-	work(&a, &b, count);
+	post_writes(&a, &b, count);
 	close_pair(&a, &b);
 }
 
@@ -37,27 +37,27 @@ static void write_file(const char *text, size_t length)
 
 /* ---- begin and end --------------------------------------------------------------------------- */
 
-static void started_and_stopped(void)
+static void trace_contains_only_calls_between_start_and_stop(void)
 {
 	char used[8];
 	struct stat status;
 
 	start_trace(path);
 	CHECK_EQUAL(aiordma_trace_start(path, used, sizeof(used)), EBUSY);
-	one_run(3);
+	open_and_post_writes(3);
 	aiordma_trace_stop();
 	aiordma_trace_stop();
-	one_run(3); /* not traced */
+	open_and_post_writes(3); /* not traced */
 	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 1);
 	CHECK_EQUAL(count_type("post_send"), 3);
 	CHECK_EQUAL(count_type("completion"), 3);
-	CHECK(ends_well());
+	CHECK(has_end_line());
 	CHECK_OK(stat(path, &status));
 	CHECK_EQUAL(status.st_mode & 0777, 0600); /* readable by its owner only */
 	/* The next trace is appended to the file. */
 	start_trace(path);
-	one_run(2);
+	open_and_post_writes(2);
 	aiordma_trace_stop();
 	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 2);
@@ -65,31 +65,31 @@ static void started_and_stopped(void)
 	unlink(path);
 }
 
-static void by_the_environment(void)
+static void trace_is_started_by_environment_variable(void)
 {
 	char name[200];
 
 	snprintf(name, sizeof(name), "%s/%%p.%%p", folder);
 	snprintf(path, sizeof(path), "%s/%d.%d", folder, (int)getpid(), (int)getpid());
 	CHECK_OK(setenv("AIORDMA_TRACE", "", 1));
-	one_run(1);
+	open_and_post_writes(1);
 	CHECK_OK(setenv("AIORDMA_TRACE", name, 1));
-	one_run(1);
-	one_run(2); /* part of the same trace */
+	open_and_post_writes(1);
+	open_and_post_writes(2); /* part of the same trace */
 	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 1);
 	CHECK_EQUAL(count_type("post_send"), 3);
 	aiordma_trace_stop();
-	one_run(1); /* a stopped trace does not restart */
+	open_and_post_writes(1); /* a stopped trace does not restart */
 	read_trace(path);
 	CHECK_EQUAL(count_type("post_send"), 3);
-	CHECK(ends_well());
+	CHECK(has_end_line());
 	unlink(path);
 }
 
 /* ---- what was in the file -------------------------------------------------------------------- */
 
-static void behind_what_is_there(void)
+static void trace_is_appended_to_existing_lines(void)
 {
 	static const struct {
 		const char *text;
@@ -103,7 +103,7 @@ static void behind_what_is_there(void)
 	FOR_EACH (i, befores) {
 		write_file(befores[i].text, strlen(befores[i].text));
 		start_trace(path);
-		one_run(2);
+		open_and_post_writes(2);
 		aiordma_trace_stop();
 		read_trace(path);
 		CHECK_EQUAL(count_type("post_send"), 2);
@@ -139,7 +139,7 @@ static void lines_added_before_the_lock_are_kept(void)
 	late_line = "{\"late\":1}\n";
 	start_trace(path);
 	late_line = NULL;
-	one_run(1);
+	open_and_post_writes(1);
 	aiordma_trace_stop();
 	read_trace(path);
 	CHECK(!strcmp(trace.lines[0], "{\"before\":1}"));
@@ -148,42 +148,42 @@ static void lines_added_before_the_lock_are_kept(void)
 	unlink(path);
 }
 
-static void another(void)
+static void start_own_trace(void)
 {
 	char used[160];
 
 	CHECK_OK(aiordma_trace_start(path, used, sizeof(used)));
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
 	CHECK(!strcmp(used, other));
-	one_run(1);
+	open_and_post_writes(1);
 	aiordma_trace_stop();
 	CHECK_OK(unlink(other));
 }
 
-static void by_environment(void)
+static void start_own_trace_by_environment(void)
 {
 	CHECK_OK(setenv("AIORDMA_TRACE", path, 1));
-	one_run(7);
+	open_and_post_writes(7);
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
 	read_trace(other);
 	CHECK_EQUAL(count_type("post_send"), 7);
 	CHECK_OK(unlink(other));
 }
 
-static void in_silence(void)
+static void post_without_trace(void)
 {
-	one_run(3);
+	open_and_post_writes(3);
 	aiordma_trace_stop();
 }
 
 /* A forked child never writes into its parent's trace, but it can start its own. */
-static void children(void)
+static void forked_children_do_not_write_to_the_parents_trace(void)
 {
 	start_trace(path);
-	in_child(in_silence);
-	in_child(another);
-	in_child(by_environment);
-	one_run(1);
+	in_child(post_without_trace);
+	in_child(start_own_trace);
+	in_child(start_own_trace_by_environment);
+	open_and_post_writes(1);
 	aiordma_trace_stop();
 	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 1);
@@ -197,22 +197,22 @@ static struct side inherited[2];
 
 static void use_inherited(void)
 {
-	in_silence();
-	another();
-	by_environment();
+	post_without_trace();
+	start_own_trace();
+	start_own_trace_by_environment();
 	/* A child may destroy the objects that it has inherited (ibv_fork_init(3)). */
 	CHECK_OK(verbs->ibv_destroy_qp(inherited[0].qp));
 	_exit(0);
 }
 
 /* Fork while the parent's engine is running. */
-static void children_of_the_engine(void)
+static void children_of_a_running_engine_do_not_write_its_trace(void)
 {
 	start_trace(path);
 	OPEN_PAIR(&inherited[0], &inherited[1]);
-	work(&inherited[0], &inherited[1], 1);
+	post_writes(&inherited[0], &inherited[1], 1);
 	in_child(use_inherited);
-	work(&inherited[0], &inherited[1], 1);
+	post_writes(&inherited[0], &inherited[1], 1);
 	read_trace(path);
 	CHECK_EQUAL(count_type("trace"), 1);
 	CHECK_EQUAL(count_type("post_send"), 2);
@@ -228,7 +228,7 @@ static void children_of_the_engine(void)
 
 /* Expect that no trace can be started in this file. `why` is the explanation reported in addition
  * to the errno value, or NULL if there is none. */
-static void refused(const char *name, int error, const char *why)
+static void expect_refused(const char *name, int error, const char *why)
 {
 	char used[400] = "";
 
@@ -257,24 +257,24 @@ static void refused(const char *name, int error, const char *why)
 	CHECK(strstr(said, "aiordma: AIORDMA_TRACE is '") == said);
 	CHECK(!why || strstr(said, why));
 	verbs->ibv_free_device_list(list);
-	one_run(1); /* the device still works */
+	open_and_post_writes(1); /* the device still works */
 }
 
-static void impossible_files(void)
+static void unusable_files_are_rejected_with_a_reason(void)
 {
 	char longest[5000];
 
-	refused(folder, EISDIR, NULL);
+	expect_refused(folder, EISDIR, NULL);
 	snprintf(other, sizeof(other), "%s/nowhere/trace", folder);
-	refused(other, ENOENT, NULL);
-	refused("/dev/null", ESPIPE, "it is not a regular file");
+	expect_refused(other, ENOENT, NULL);
+	expect_refused("/dev/null", ESPIPE, "it is not a regular file");
 	snprintf(other, sizeof(other), "%s/fifo", folder);
 	CHECK_OK(mkfifo(other, 0600));
-	refused(other, ESPIPE, "it is not a regular file");
+	expect_refused(other, ESPIPE, "it is not a regular file");
 	CHECK_OK(unlink(other));
 	memset(longest, 'a', sizeof(longest));
 	longest[sizeof(longest) - 1] = '\0';
-	refused(longest, ENAMETOOLONG, NULL);
+	expect_refused(longest, ENAMETOOLONG, NULL);
 	/* Both files are locked. */
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
 	int first = open(path, O_CREAT | O_RDWR, 0600),
@@ -285,46 +285,46 @@ static void impossible_files(void)
 	snprintf(longer, sizeof(longer),
 		 "another process writes to it, and %s cannot be used instead: %s", other,
 		 strerror(EWOULDBLOCK));
-	refused(path, EWOULDBLOCK, longer);
+	expect_refused(path, EWOULDBLOCK, longer);
 	close(second);
 	/* The second file is no longer locked, but it is refused because others may access it. */
 	CHECK_OK(chmod(other, 0604));
 	snprintf(longer, sizeof(longer),
 		 "%s cannot be used instead: others may access it (mode 0604)", other);
-	refused(path, EPERM, longer);
+	expect_refused(path, EPERM, longer);
 	close(first);
 	unlink(other);
 	unlink(path);
 }
 
 /* Another user must not be able to choose the file or to read the trace. */
-static void files_of_others(void)
+static void files_accessible_to_others_are_rejected(void)
 {
 	struct stat status;
 
 	write_file("", 0);
 	CHECK_OK(chmod(path, 0666));
-	refused(path, EPERM, "others may access it (mode 0666)");
+	expect_refused(path, EPERM, "others may access it (mode 0666)");
 	CHECK_OK(chmod(path, 0640));
-	refused(path, EPERM, "others may access it (mode 0640)");
+	expect_refused(path, EPERM, "others may access it (mode 0640)");
 	CHECK_OK(chmod(path, 0600));
 	snprintf(other, sizeof(other), "%s/other", folder);
 	CHECK_OK(link(path, other));
-	refused(path, EMLINK, "it has other names (2 hard links)");
+	expect_refused(path, EMLINK, "it has other names (2 hard links)");
 	CHECK_OK(unlink(other));
 	CHECK_OK(symlink(path, other));
-	refused(other, ELOOP, "it is a symbolic link");
+	expect_refused(other, ELOOP, "it is a symbolic link");
 	CHECK_OK(unlink(other));
 	snprintf(longer, sizeof(longer), "%s/missing", folder);
 	CHECK_OK(symlink(longer, other));
-	refused(other, ELOOP, "it is a symbolic link");
+	expect_refused(other, ELOOP, "it is a symbolic link");
 	CHECK_OK(unlink(other));
 	if (geteuid())
 		fprintf(stderr, "test_trace_file: needs root for a file of another user\n");
 	else
 		CHECK_OK(chown(path, 65533, 65533));
 	if (!geteuid())
-		refused(path, EPERM, "it belongs to user 65533, and this process to user 0");
+		expect_refused(path, EPERM, "it belongs to user 65533, and this process to user 0");
 	CHECK_OK(stat(path, &status));
 	CHECK_EQUAL(status.st_size, 0);
 	unlink(path);
@@ -346,26 +346,27 @@ int __wrap_fstat64(int fd, struct stat *status)
 }
 
 /* A new file that cannot be used is removed, but an existing file is kept. */
-static void modes_that_are_not_stored(void)
+static void new_file_with_wrong_mode_or_owner_is_removed(void)
 {
 	added_mode = 0055;
-	refused(path, EPERM,
+	expect_refused(
+		path, EPERM,
 		"its file system gives new files mode 0655 instead of 0600, and a trace contains");
 	CHECK(access(path, F_OK) && errno == ENOENT);
 	added_mode = 0;
 	added_uid = 65534 - geteuid();
 	snprintf(longer, sizeof(longer),
 		 "its file system assigns new files to user 65534 instead of user %u", geteuid());
-	refused(path, EPERM, longer);
+	expect_refused(path, EPERM, longer);
 	CHECK(access(path, F_OK) && errno == ENOENT);
 	write_file("", 0);
-	refused(path, EPERM, "it belongs to user 65534");
+	expect_refused(path, EPERM, "it belongs to user 65534");
 	CHECK_OK(access(path, F_OK));
 	added_uid = 0;
 	unlink(path);
 }
 
-static void limit_files(rlim_t bytes)
+static void limit_file_size(rlim_t bytes)
 {
 	const struct rlimit limit = {bytes, RLIM_INFINITY};
 
@@ -373,38 +374,38 @@ static void limit_files(rlim_t bytes)
 }
 
 /* Start a trace without room for its first line, as on a full disk. */
-static void no_room(void)
+static void trace_start_fails_on_a_full_disk(void)
 {
-	limit_files(100);
-	refused(path, EFBIG, NULL);
-	limit_files(RLIM_INFINITY);
+	limit_file_size(100);
+	expect_refused(path, EFBIG, NULL);
+	limit_file_size(RLIM_INFINITY);
 	unlink(path);
 }
 
 /* Exceed the file size limit during a trace. The trace ends with an error line, and requests still
  * complete. */
-static void no_more_room(void)
+static void full_disk_ends_the_trace_with_an_error_line(void)
 {
 	struct side a, b;
 
-	limit_files(300000);
+	limit_file_size(300000);
 	start_trace(path);
 	OPEN_PAIR(&a, &b);
-	work(&a, &b, 3000);
+	post_writes(&a, &b, 3000);
 	close_pair(&a, &b);
 	aiordma_trace_stop();
-	limit_files(RLIM_INFINITY);
+	limit_file_size(RLIM_INFINITY);
 	read_trace(path);
 	CHECK(trace.size > 299000 && trace.size <= 300000);
 	CHECK(is_type(trace.lines[trace.count - 1], "end"));
-	CHECK(is(trace.lines[trace.count - 1], "error", "File too large"));
+	CHECK(field_is(trace.lines[trace.count - 1], "error", "File too large"));
 	CHECK_EQUAL(count_type("end"), 1);
 	CHECK(is_type(trace.lines[trace.count - 2], "completion") ||
 	      is_type(trace.lines[trace.count - 2], "post_send"));
 	/* A new trace can start afterwards. */
 	unlink(path);
 	start_trace(path);
-	one_run(1);
+	open_and_post_writes(1);
 	aiordma_trace_stop();
 	read_trace(path);
 	CHECK_EQUAL(count_type("completion"), 1);
@@ -441,19 +442,19 @@ int __wrap_open64(const char *name, int flags, ...)
 	return __real_open64(name, flags, mode);
 }
 
-static void protected_file_of_another_user_is_named(void)
+static void protected_file_of_another_user_is_reported(void)
 {
 	write_file("", 0);
 	added_uid = 65534 - geteuid();
 	is_protected = true;
-	refused(path, EPERM, "it belongs to user 65534");
+	expect_refused(path, EPERM, "it belongs to user 65534");
 	is_protected = false;
 	added_uid = 0;
 	unlink(path);
 }
 
 /* A file that is created because an existing one has vanished is treated as a new file. */
-static void file_is_created_when_it_vanishes(void)
+static void vanished_file_is_created_again(void)
 {
 	char used[400] = "";
 
@@ -468,10 +469,10 @@ static void file_is_created_when_it_vanishes(void)
 	write_file("", 0);
 	removals = 1;
 	start_trace(path);
-	one_run(1);
+	open_and_post_writes(1);
 	aiordma_trace_stop();
 	read_trace(path);
-	CHECK(ends_well());
+	CHECK(has_end_line());
 	unlink(path);
 }
 
@@ -479,21 +480,21 @@ int main(void)
 {
 	limit_seconds(110);
 	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
-	STEP(in_child(started_and_stopped));
-	STEP(in_child(by_the_environment));
-	STEP(in_child(behind_what_is_there));
+	STEP(in_child(trace_contains_only_calls_between_start_and_stop));
+	STEP(in_child(trace_is_started_by_environment_variable));
+	STEP(in_child(trace_is_appended_to_existing_lines));
 	STEP(in_child(lines_added_before_the_lock_are_kept));
-	STEP(in_child(children));
+	STEP(in_child(forked_children_do_not_write_to_the_parents_trace));
 #ifndef __SANITIZE_THREAD__
-	STEP(in_child(children_of_the_engine));
+	STEP(in_child(children_of_a_running_engine_do_not_write_its_trace));
 #endif
-	STEP(in_child(impossible_files));
-	STEP(in_child(files_of_others));
-	STEP(in_child(modes_that_are_not_stored));
-	STEP(in_child(no_room));
-	STEP(in_child(no_more_room));
-	STEP(in_child(protected_file_of_another_user_is_named));
-	STEP(in_child(file_is_created_when_it_vanishes));
+	STEP(in_child(unusable_files_are_rejected_with_a_reason));
+	STEP(in_child(files_accessible_to_others_are_rejected));
+	STEP(in_child(new_file_with_wrong_mode_or_owner_is_removed));
+	STEP(in_child(trace_start_fails_on_a_full_disk));
+	STEP(in_child(full_disk_ends_the_trace_with_an_error_line));
+	STEP(in_child(protected_file_of_another_user_is_reported));
+	STEP(in_child(vanished_file_is_created_again));
 	CHECK_OK(rmdir(folder));
 	return 0;
 }

@@ -6,7 +6,7 @@ enum { ROOM = 1 << 20 };
 
 static const struct options uc = {.uc = true};
 
-static struct request send_of(uint64_t wr_id, uint32_t length)
+static struct request send_request(uint64_t wr_id, uint32_t length)
 {
 	return (struct request){.opcode = IBV_WR_SEND, .wr_id = wr_id, .length = length};
 }
@@ -15,7 +15,7 @@ static struct request send_of(uint64_t wr_id, uint32_t length)
 
 /* Check that a request completes without any effect. The next request uses the receive that the
  * first did not consume. */
-static void dropped_by(struct options options, struct request request)
+static void expect_dropped(struct options options, struct request request)
 {
 	struct side a, b;
 
@@ -26,10 +26,10 @@ static void dropped_by(struct options options, struct request request)
 	if (!request.rkey)
 		request.rkey = b.mr->rkey;
 	request.wr_id = 1;
-	receive_at(&b, 10, 512, 64);
+	post_receive_at(&b, 10, 512, 64);
 	memset(b.memory, 0xee, b.options.memory);
 	fill(a.memory, a.options.memory, 9);
-	struct request requests[2] = {request, send_of(2, 64)};
+	struct request requests[2] = {request, send_request(2, 64)};
 
 	CHECK_OK(post_chain(&a, requests, 2));
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
@@ -44,21 +44,22 @@ static void dropped_by(struct options options, struct request request)
 	close_pair(&a, &b);
 }
 
-static void dropped(void)
+static void invalid_requests_are_dropped_without_effect(void)
 {
 	const struct request write = {.opcode = IBV_WR_RDMA_WRITE, .length = 100};
 	struct request request = write;
 
-	dropped_by(uc, send_of(1, 65)); /* longer than the receive */
-	dropped_by((struct options){.memory = ROOM}, send_of(1, ROOM)); /* also in several frames */
+	expect_dropped(uc, send_request(1, 65)); /* longer than the receive */
+	expect_dropped((struct options){.memory = ROOM},
+		       send_request(1, ROOM)); /* also in several frames */
 	request.rkey = 0x12345;
-	dropped_by(uc, request);
+	expect_dropped(uc, request);
 	request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-	dropped_by(uc, request);
+	expect_dropped(uc, request);
 	request = write;
 	request.remote = 65536 - 99; /* one byte beyond the region */
-	dropped_by(uc, request);
-	dropped_by((struct options){.rights = IBV_ACCESS_REMOTE_READ}, write);
+	expect_dropped(uc, request);
+	expect_dropped((struct options){.rights = IBV_ACCESS_REMOTE_READ}, write);
 }
 
 /* Read memory that the device may be writing to. The device writes with the lock held. */
@@ -72,11 +73,11 @@ static uint8_t byte_at(const uint8_t *memory)
 }
 
 /* A message without a receive is lost. A later message uses a receive posted in the meantime. */
-static void no_receive(struct side *a, struct side *b)
+static void message_without_receive_is_lost(struct side *a, struct side *b)
 {
 	/* When the WRITE has arrived, so have the SENDs before it. */
 	struct request requests[4] = {
-		send_of(1, 8),
+		send_request(1, 8),
 		{.opcode = IBV_WR_SEND_WITH_IMM, .wr_id = 2},
 		{.opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 3, .length = 0},
 		{.opcode = IBV_WR_RDMA_WRITE,
@@ -92,8 +93,8 @@ static void no_receive(struct side *a, struct side *b)
 		expect_wc(a, wr_id, IBV_WC_SUCCESS);
 	while (byte_at(b->memory) != 77)
 		expect_no_wc(b);
-	receive_at(b, 10, 0, 8);
-	CHECK_OK(post(a, send_of(5, 8)));
+	post_receive_at(b, 10, 0, 8);
+	CHECK_OK(post(a, send_request(5, 8)));
 	expect_wc(b, 10, IBV_WC_SUCCESS);
 	CHECK_EQUAL(state_of(b), IBV_QPS_RTS);
 	expect_no_event(b);
@@ -101,11 +102,11 @@ static void no_receive(struct side *a, struct side *b)
 
 /* A receive with an invalid key causes a local error, which puts the receiver's queue pair in the
  * error state. */
-static void bad_receive(struct side *a, struct side *b)
+static void invalid_receive_key_fails_only_the_receiver(struct side *a, struct side *b)
 {
 	post_wrong_recv(b, 10, 64);
-	receive_at(b, 11, 0, 64);
-	carry_out(a, IBV_WC_SUCCESS, send_of(1, 64));
+	post_receive_at(b, 11, 0, 64);
+	run_request(a, IBV_WC_SUCCESS, send_request(1, 64));
 	expect_wc(b, 10, IBV_WC_LOC_PROT_ERR);
 	expect_wc(b, 11, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(b), IBV_QPS_ERR);
@@ -113,7 +114,7 @@ static void bad_receive(struct side *a, struct side *b)
 }
 
 /* Frames that are valid only in RC end the stream, but the queue pair stays usable. */
-static void hostile(void)
+static void rc_only_frames_end_the_stream_but_not_the_qp(void)
 {
 	static const struct soft_frame frames[] = {
 		{.opcode = SOFT_READ, .psn = PEER_PSN, .dma_length = 8},
@@ -133,11 +134,11 @@ static void hostile(void)
 		int fd = adopt(&side);
 		struct pollfd ended = {.fd = fd, .events = POLLIN};
 
-		receive_at(&side, 1, 0, 64);
-		say_frame(fd, frames[i], NULL);
+		post_receive_at(&side, 1, 0, 64);
+		send_stream_frame(fd, frames[i], NULL);
 		while (poll(&ended, 1, 0) == 0)
 			expect_no_wc(&side);
-		CHECK(!hear_bytes(fd, &byte, 1));
+		CHECK(!receive_record_bytes(fd, &byte, 1));
 		CHECK_EQUAL(state_of(&side), IBV_QPS_RTS);
 		expect_no_event(&side);
 		close(fd);
@@ -148,9 +149,9 @@ static void hostile(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(dropped());
-	PAIR(no_receive, .uc = true);
-	PAIR(bad_receive, .uc = true);
-	STEP(hostile());
+	STEP(invalid_requests_are_dropped_without_effect());
+	PAIR(message_without_receive_is_lost, .uc = true);
+	PAIR(invalid_receive_key_fails_only_the_receiver, .uc = true);
+	STEP(rc_only_frames_end_the_stream_but_not_the_qp());
 	return 0;
 }

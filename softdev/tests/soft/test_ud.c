@@ -5,7 +5,7 @@
 /* ---- messages ------------------------------------------------------------------------------ */
 
 /* Post more requests than the device sends in one step. */
-static void long_chain(void)
+static void long_chain_completes_in_order(void)
 {
 	enum { MANY = 1000 };
 	struct side a, b;
@@ -18,7 +18,7 @@ static void long_chain(void)
 	struct ibv_send_wr wrs[MANY] = {0};
 
 	for (unsigned i = 0; i < MANY; i++) {
-		receive_at(&b, i, 0, GRH);
+		post_receive_at(&b, i, 0, GRH);
 		wrs[i].wr_id = i;
 		wrs[i].next = i + 1 < MANY ? &wrs[i + 1] : NULL;
 		wrs[i].opcode = IBV_WR_SEND;
@@ -38,7 +38,7 @@ static void long_chain(void)
 }
 
 /* Send unsignaled messages from a queue pair to itself, from several SGEs and inline. */
-static void shapes(struct side *side)
+static void message_can_use_several_sges_or_inline_data(struct side *side)
 {
 	struct ibv_ah *ah = path_to(side, side);
 	struct ibv_sge sges[3] = {
@@ -67,14 +67,14 @@ static void shapes(struct side *side)
 		CHECK_OK(post_wr(side, &wr));
 		CHECK_EQUAL(poll_one(side).byte_len, GRH + 100);
 		expect_no_wc(side);
-		CHECK(filled(side->memory + 5000 + 7, 100, 3)); /* the GRH takes 33 + 7 */
+		CHECK(is_filled(side->memory + 5000 + 7, 100, 3)); /* the GRH takes 33 + 7 */
 	}
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 }
 
 /* Two queue pairs share a receive queue. A message that is too long leaves its receive in the
  * queue. */
-static void shared_receives(void)
+static void srq_receives_are_shared_by_two_queue_pairs(void)
 {
 	struct side a, b;
 
@@ -107,7 +107,7 @@ static void shared_receives(void)
 		CHECK_EQUAL(wc.wr_id, 10 + i);
 		CHECK_EQUAL(wc.qp_num, numbers[i]);
 		CHECK_EQUAL(wc.byte_len, GRH + 8);
-		CHECK(filled(b.memory + GRH, 8, i));
+		CHECK(is_filled(b.memory + GRH, 8, i));
 	}
 	CHECK_OK(ud_post(&a, request)); /* the shared receive queue is empty */
 	expect_no_wc(&b);
@@ -117,7 +117,7 @@ static void shared_receives(void)
 }
 
 /* Build requests with wr_* calls (ibv_wr_post(3)) and poll an extended CQ (ibv_create_cq_ex(3)). */
-static void extended_calls(void)
+static void extended_calls_send_and_poll_datagrams(void)
 {
 	const uint64_t fields = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM |
 				IBV_WC_EX_WITH_QP_NUM | IBV_WC_EX_WITH_SRC_QP |
@@ -149,7 +149,7 @@ static void extended_calls(void)
 	struct ibv_cq_ex *cq = as_extended(side.cq);
 
 	CHECK(ah && qp);
-	receive_at(&side, 1, 4096, GRH + 64);
+	post_receive_at(&side, 1, 4096, GRH + 64);
 	fill(side.memory, 64, 4);
 	qp->wr_start(qp);
 	qp->wr_id = 2;
@@ -171,9 +171,9 @@ static void extended_calls(void)
 	CHECK_EQUAL(cq->read_sl(cq), 8 | 2);
 	CHECK_EQUAL(cq->read_dlid_path_bits(cq), 0);
 	cq->end_poll(cq);
-	CHECK(filled(side.memory + 4096 + GRH, 64, 4));
+	CHECK(is_filled(side.memory + 4096 + GRH, 64, 4));
 	/* Use inline data, and call the setters in the opposite order. */
-	receive_at(&side, 1, 4096, GRH + 64);
+	post_receive_at(&side, 1, 4096, GRH + 64);
 	qp->wr_start(qp);
 	qp->wr_send(qp);
 	qp->wr_set_inline_data(qp, side.memory, 32);
@@ -193,7 +193,7 @@ static void extended_calls(void)
 
 /* ---- what is dropped ----------------------------------------------------------------------- */
 
-static uint32_t bad_qkeys(struct side *side)
+static uint32_t count_bad_qkeys(struct side *side)
 {
 	struct ibv_port_attr port;
 
@@ -203,23 +203,23 @@ static uint32_t bad_qkeys(struct side *side)
 
 /* A datagram with a wrong Q_Key is dropped and counted. If the highest bit of the Q_Key in a
  * request is set, the sender's own Q_Key is used instead (IBTA 10.2.5, 9.8.3.2). */
-static void keys(struct side *a, struct side *b, struct ibv_ah *ah)
+static void wrong_qkey_is_dropped_and_counted(struct side *a, struct side *b, struct ibv_ah *ah)
 {
 	struct ibv_qp_attr attr = {.qkey = 99};
 
-	uint32_t before = bad_qkeys(a);
+	uint32_t before = count_bad_qkeys(a);
 
-	receive_at(b, 1, 0, GRH);
+	post_receive_at(b, 1, 0, GRH);
 	send_with(a, ah, b, QKEY + 1);
 	expect_no_wc(b);
-	CHECK_EQUAL(bad_qkeys(a) - before, 1);
+	CHECK_EQUAL(count_bad_qkeys(a) - before, 1);
 	send_with(a, ah, b, QKEY);
 	poll_one(b);
-	receive_at(b, 1, 0, GRH);
+	post_receive_at(b, 1, 0, GRH);
 	send_with(a, ah, b, OWN_QKEY | 5);
 	poll_one(b);
 	CHECK_OK(verbs->ibv_modify_qp(a->qp, &attr, IBV_QP_QKEY));
-	receive_at(b, 1, 0, GRH);
+	post_receive_at(b, 1, 0, GRH);
 	send_with(a, ah, b, OWN_QKEY);
 	expect_no_wc(b);
 	CHECK_OK(verbs->ibv_modify_qp(b->qp, &attr, IBV_QP_QKEY));
@@ -230,16 +230,16 @@ static void keys(struct side *a, struct side *b, struct ibv_ah *ah)
 	CHECK_OK(verbs->ibv_query_qp(b->qp, &attr, IBV_QP_QKEY, &init));
 	CHECK_EQUAL(attr.qkey, 99);
 	CHECK_EQUAL(init.qp_type, IBV_QPT_UD);
-	CHECK_EQUAL(bad_qkeys(a) - before, 2);
+	CHECK_EQUAL(count_bad_qkeys(a) - before, 2);
 }
 
 /* Datagrams are dropped if the queue pair does not exist or has another type, or if the receive is
  * missing or too small. No event is raised, and the receive stays posted. */
-static void dropped(void)
+static void undeliverable_datagrams_are_dropped_silently(void)
 {
 	struct side a, b, rc;
 
-	open_two(&a, &b);
+	open_ud_pair(&a, &b);
 	OPEN(&rc);
 	struct ibv_ah *ah = path_to(&a, &b);
 	struct ud_request request = {.ah = ah, .qkey = QKEY, .wr_id = 2, .length = 64};
@@ -251,7 +251,7 @@ static void dropped(void)
 	CHECK_OK(ud_post(&a, request));
 	request.qpn = b.qp->qp_num;
 	CHECK_OK(ud_post(&a, request)); /* no receive is posted */
-	receive_at(&b, 1, 0, GRH + 63);
+	post_receive_at(&b, 1, 0, GRH + 63);
 	CHECK_OK(ud_post(&a, request)); /* the receive is too small */
 	for (int i = 0; i < 4; i++)
 		CHECK_EQUAL(poll_one(&a).status, IBV_WC_SUCCESS);
@@ -266,7 +266,7 @@ static void dropped(void)
 }
 
 /* A queue pair receives in RTR and all later states except ERR (IBTA 10.3.1). */
-static void states(void)
+static void queue_pair_receives_from_rtr_until_error(void)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
 	struct side a, b;
@@ -276,8 +276,8 @@ static void states(void)
 	struct ibv_ah *ah = path_to(&a, &b), *back = path_to(&b, &a);
 
 	CHECK_OK(ud_to_init(&b, QKEY));
-	receive_at(&b, 1, 0, GRH);
-	receive_at(&b, 2, 0, GRH);
+	post_receive_at(&b, 1, 0, GRH);
+	post_receive_at(&b, 2, 0, GRH);
 	send_with(&a, ah, &b, QKEY);
 	expect_no_wc(&b);
 	enter_state(&b, IBV_QPS_RTR);
@@ -291,7 +291,7 @@ static void states(void)
 	attr.qp_state = IBV_QPS_SQD;
 	CHECK_OK(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
 	expect_event(&b, IBV_EVENT_SQ_DRAINED);
-	receive_at(&a, 5, 0, GRH);
+	post_receive_at(&a, 5, 0, GRH);
 	CHECK_OK(ud_post(&b, answer));
 	expect_no_wc(&a);
 	enter_state(&b, IBV_QPS_RTS);
@@ -300,7 +300,7 @@ static void states(void)
 	enter_state(&b, IBV_QPS_ERR);
 	CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_WR_FLUSH_ERR).opcode, IBV_WC_RECV);
 	send_with(&a, ah, &b, QKEY);
-	receive_at(&b, 6, 0, GRH);
+	post_receive_at(&b, 6, 0, GRH);
 	expect_wc(&b, 6, IBV_WC_WR_FLUSH_ERR);
 	CHECK_OK(ud_post(&b, answer));
 	expect_wc(&b, 3, IBV_WC_WR_FLUSH_ERR);
@@ -314,12 +314,12 @@ static void states(void)
 /* ---- errors -------------------------------------------------------------------------------- */
 
 /* An invalid request stops the send queue (IBTA 10.3.1.6), but not the receive queue. */
-static void send_queue_error(void)
+static void invalid_request_stops_only_the_send_queue(void)
 {
 	for (int way = 0; way < 2; way++) {
 		struct side a, b;
 
-		open_two(&a, &b);
+		open_ud_pair(&a, &b);
 		struct ibv_ah *ah = path_to(&a, &b), *back = path_to(&b, &a);
 		struct ud_request good = {.ah = ah,
 					  .qpn = b.qp->qp_num,
@@ -333,14 +333,14 @@ static void send_queue_error(void)
 		else
 			bad.lkey = 0x12345;
 		bad.wr_id = 2;
-		receive_at(&b, 10, 0, GRH + MTU);
+		post_receive_at(&b, 10, 0, GRH + MTU);
 		CHECK_OK(ud_post(&a, bad));
 		expect_wc(&a, 2, way ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR);
 		CHECK_EQUAL(state_of(&a), IBV_QPS_SQE);
 		CHECK_OK(ud_post(&a, good));
 		expect_wc(&a, 1, IBV_WC_WR_FLUSH_ERR);
 		expect_no_wc(&b);
-		receive_at(&a, 11, 0, GRH);
+		post_receive_at(&a, 11, 0, GRH);
 		send_with(&b, back, &a, QKEY);
 		CHECK_EQUAL(poll_one(&a).wr_id, 11);
 		enter_state(&a, IBV_QPS_RTS);
@@ -353,7 +353,8 @@ static void send_queue_error(void)
 	}
 }
 
-static void refused_requests(struct side *a, struct side *b, struct ibv_ah *ah)
+static void invalid_datagram_requests_are_rejected(struct side *a, struct side *b,
+						   struct ibv_ah *ah)
 {
 	static const enum ibv_wr_opcode opcodes[] = {
 		IBV_WR_RDMA_WRITE,           IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ,
@@ -376,7 +377,7 @@ static void refused_requests(struct side *a, struct side *b, struct ibv_ah *ah)
 }
 
 /* A receive with an invalid key puts the receiver's queue pair in the error state. */
-static void bad_receive(struct side *a, struct side *b, struct ibv_ah *ah)
+static void invalid_receive_key_moves_qp_to_error(struct side *a, struct side *b, struct ibv_ah *ah)
 {
 	struct ibv_sge sges[2];
 	struct ibv_recv_wr wr = {.wr_id = 10, .sg_list = sges, .num_sge = 2};
@@ -384,7 +385,7 @@ static void bad_receive(struct side *a, struct side *b, struct ibv_ah *ah)
 	sges[0] = (struct ibv_sge){(uintptr_t)b->memory, GRH, b->mr->lkey};
 	sges[1] = (struct ibv_sge){(uintptr_t)b->memory + GRH, 64, 0x12345};
 	CHECK_OK(post_recv_wr(b, &wr));
-	receive_at(b, 11, 0, 64);
+	post_receive_at(b, 11, 0, 64);
 	UD_POST(a, .ah = ah, .qpn = b->qp->qp_num, .qkey = QKEY, .length = 64);
 	expect_wc(b, 10, IBV_WC_LOC_PROT_ERR);
 	expect_wc(b, 11, IBV_WC_WR_FLUSH_ERR);
@@ -393,7 +394,7 @@ static void bad_receive(struct side *a, struct side *b, struct ibv_ah *ah)
 
 /* A queue pair that sends to itself fails while it is sending if its receive has an invalid key.
  * The request must complete only once, and later requests are flushed. */
-static void fails_by_its_own_message(struct side *side)
+static void loopback_failure_completes_the_request_once(struct side *side)
 {
 	struct ibv_ah *ah = path_to(side, side);
 	struct ud_request request = {
@@ -415,16 +416,16 @@ static void fails_by_its_own_message(struct side *side)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(long_chain());
-	UD_SIDE(shapes, .signal_none = true);
-	STEP(shared_receives());
-	STEP(extended_calls());
-	UD_PAIR(keys);
-	STEP(dropped());
-	STEP(states());
-	STEP(send_queue_error());
-	UD_PAIR(refused_requests);
-	UD_PAIR(bad_receive);
-	UD_SIDE(fails_by_its_own_message);
+	STEP(long_chain_completes_in_order());
+	UD_SIDE(message_can_use_several_sges_or_inline_data, .signal_none = true);
+	STEP(srq_receives_are_shared_by_two_queue_pairs());
+	STEP(extended_calls_send_and_poll_datagrams());
+	UD_PAIR(wrong_qkey_is_dropped_and_counted);
+	STEP(undeliverable_datagrams_are_dropped_silently());
+	STEP(queue_pair_receives_from_rtr_until_error());
+	STEP(invalid_request_stops_only_the_send_queue());
+	UD_PAIR(invalid_datagram_requests_are_rejected);
+	UD_PAIR(invalid_receive_key_moves_qp_to_error);
+	UD_SIDE(loopback_failure_completes_the_request_once);
 	return 0;
 }

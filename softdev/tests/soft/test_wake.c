@@ -18,7 +18,7 @@ struct counts {
 	int receives, sends;
 };
 
-static void note(struct counts *counts, enum ibv_wc_status status, uint64_t wr_id)
+static void count_completion(struct counts *counts, enum ibv_wc_status status, uint64_t wr_id)
 {
 	CHECK_EQUAL(status, IBV_WC_SUCCESS);
 	if (wr_id == 1)
@@ -27,7 +27,7 @@ static void note(struct counts *counts, enum ibv_wc_status status, uint64_t wr_i
 		counts->sends++;
 }
 
-static void take(struct player *player, struct counts *counts)
+static void poll_completions(struct player *player, struct counts *counts)
 {
 	struct ibv_cq_ex *cq = as_extended(player->side.cq);
 	struct ibv_poll_cq_attr attr = {0};
@@ -35,7 +35,7 @@ static void take(struct player *player, struct counts *counts)
 
 	if (!player->extended) {
 		while (poll_cq(&player->side, 1, &wc) == 1)
-			note(counts, wc.status, wc.wr_id);
+			count_completion(counts, wc.status, wc.wr_id);
 		return;
 	}
 	int rc = cq->start_poll(cq, &attr);
@@ -45,13 +45,14 @@ static void take(struct player *player, struct counts *counts)
 		return;
 	}
 	do
-		note(counts, cq->status, cq->wr_id);
+		count_completion(counts, cq->status, cq->wr_id);
 	while (!cq->next_poll(cq));
 	cq->end_poll(cq);
 }
 
 /* Arm the queue, poll it again, and then sleep (ibv_get_cq_event(3)). */
-static void await(struct player *player, struct counts *counts, int receives, int sends)
+static void wait_for_completions(struct player *player, struct counts *counts, int receives,
+				 int sends)
 {
 	struct side *side = &player->side;
 	struct ibv_cq *cq;
@@ -59,7 +60,7 @@ static void await(struct player *player, struct counts *counts, int receives, in
 
 	for (;;) {
 		CHECK_OK(side->context->ops.req_notify_cq(side->cq, 0));
-		take(player, counts);
+		poll_completions(player, counts);
 		if (counts->receives >= receives && counts->sends >= sends)
 			return;
 		CHECK_OK(verbs->ibv_get_cq_event(side->channel, &cq, &context));
@@ -68,25 +69,25 @@ static void await(struct player *player, struct counts *counts, int receives, in
 	}
 }
 
-static void *play(void *argument)
+static void *run_player(void *argument)
 {
 	struct player *player = argument;
 	struct counts counts = {0};
 
 	for (int round = 1; round <= ROUNDS; round++) {
 		if (!player->begins)
-			await(player, &counts, round, 0);
-		receive_at(&player->side, 1, 0, 8);
+			wait_for_completions(player, &counts, round, 0);
+		post_receive_at(&player->side, 1, 0, 8);
 		POST(&player->side, IBV_WR_SEND, .wr_id = 2, .length = 8);
 		if (player->begins)
-			await(player, &counts, round, round);
+			wait_for_completions(player, &counts, round, round);
 	}
-	await(player, &counts, ROUNDS, ROUNDS);
+	wait_for_completions(player, &counts, ROUNDS, ROUNDS);
 	return NULL;
 }
 
 /* Keep resizing both queues and switching their moderation between a period of 20 us and none. */
-static void *disturb(void *argument)
+static void *resize_and_moderate(void *argument)
 {
 	struct player *players = argument;
 	struct ibv_modify_cq_attr attr = {.attr_mask = IBV_CQ_ATTR_MODERATE};
@@ -103,7 +104,7 @@ static void *disturb(void *argument)
 	return NULL;
 }
 
-static void ping_pong(bool is_extended)
+static void no_wake_up_is_lost_while_cqs_change(bool is_extended)
 {
 	struct player players[2] = {{.begins = true, .extended = is_extended},
 				    {.extended = is_extended}};
@@ -118,10 +119,10 @@ static void ping_pong(bool is_extended)
 			OPEN(&players[i].side);
 	}
 	connect_pair(&players[0].side, &players[1].side);
-	receive_at(&players[1].side, 1, 0, 8);
-	CHECK_OK(pthread_create(&third, NULL, disturb, players));
+	post_receive_at(&players[1].side, 1, 0, 8);
+	CHECK_OK(pthread_create(&third, NULL, resize_and_moderate, players));
 	for (int i = 0; i < 2; i++)
-		CHECK_OK(pthread_create(&players[i].thread, NULL, play, &players[i]));
+		CHECK_OK(pthread_create(&players[i].thread, NULL, run_player, &players[i]));
 	for (int i = 0; i < 2; i++)
 		CHECK_OK(pthread_join(players[i].thread, NULL));
 	__atomic_store_n(&over, true, __ATOMIC_RELAXED);
@@ -132,7 +133,7 @@ static void ping_pong(bool is_extended)
 int main(void)
 {
 	limit_seconds(100);
-	STEP(ping_pong(false));
-	STEP(ping_pong(true));
+	STEP(no_wake_up_is_lost_while_cqs_change(false));
+	STEP(no_wake_up_is_lost_while_cqs_change(true));
 	return 0;
 }

@@ -139,7 +139,7 @@ static uint64_t *word(const struct side *side, size_t offset)
 
 /* ---- domains --------------------------------------------------------------------------------- */
 
-static int file(void)
+static int create_file(void)
 {
 	int fd = memfd_create("domain", MFD_CLOEXEC);
 
@@ -147,11 +147,11 @@ static int file(void)
 	return fd;
 }
 
-static void domains(void)
+static void domain_is_shared_by_contexts_of_one_device(void)
 {
 	struct ibv_context *context = open_device(), *second = open_device();
 	struct ibv_context *elsewhere = open_device_at(1);
-	int one = file(), other = file(), twin = dup(one);
+	int one = create_file(), other = create_file(), twin = dup(one);
 	struct ibv_xrcd *first, *same, *another;
 	const struct {
 		int fd, oflags, error;
@@ -199,10 +199,10 @@ static void domains(void)
 }
 
 /* A forked child has its own device, which has no domains yet. */
-static void after_a_fork(void)
+static void forked_child_has_no_inherited_domains(void)
 {
 	struct ibv_context *context = open_device();
-	int fd = file();
+	int fd = create_file();
 	struct ibv_xrcd *xrcd = open_domain(context, fd, O_CREAT);
 
 	CHECK(xrcd);
@@ -220,7 +220,7 @@ static void after_a_fork(void)
 #endif
 		_exit(0);
 	}
-	expect_ended_well(child);
+	expect_exit_success(child);
 	CHECK_OK(close_domain(xrcd));
 	CHECK_OK(close(fd));
 	CHECK_OK(verbs->ibv_close_device(context));
@@ -228,7 +228,7 @@ static void after_a_fork(void)
 
 /* ---- creation and its reverse ------------------------------------------------------------------ */
 
-static void refusals(void)
+static void invalid_xrc_objects_and_requests_are_rejected(void)
 {
 	struct end a, b, source;
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_XRC_RECV};
@@ -316,10 +316,10 @@ static void refusals(void)
 
 /* One connection serves shared receive queues of two contexts, with separate protection domains and
  * completion queues. Each message uses the queue that its request names. */
-static void several_queues(void)
+static void message_uses_the_srq_its_request_specifies(void)
 {
 	struct end source, target, second;
-	int fd = file();
+	int fd = create_file();
 
 	OPEN_SOURCE(&source);
 	open_target(&target, (struct options){0}, fd);
@@ -331,14 +331,14 @@ static void several_queues(void)
 	for (unsigned i = 0; i < 20; i++) {
 		struct end *to = i % 3 ? &target : &second;
 
-		receive_at(&to->side, 100 + i, 0, 64);
+		post_receive_at(&to->side, 100 + i, 0, 64);
 		fill(a->memory, 64, i);
 		RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 64, .srqn = to->srqn);
 		struct ibv_wc wc = next_wc(&to->side);
 
 		CHECK_EQUAL(wc.wr_id, 100 + i);
 		CHECK_EQUAL(wc.qp_num, target.side.qp->qp_num); /* the receiving queue pair */
-		CHECK(filled(to->side.memory, 64, i));
+		CHECK(is_filled(to->side.memory, 64, i));
 	}
 	/* A request can access memory in the protection domain of the named queue (IBTA annex
 	 * A14). */
@@ -349,9 +349,9 @@ static void several_queues(void)
 				      .srqn = second.srqn};
 	struct request wrong = write;
 
-	carry_out(a, IBV_WC_SUCCESS, write);
+	run_request(a, IBV_WC_SUCCESS, write);
 	wrong.srqn = target.srqn;
-	carry_out(a, IBV_WC_REM_ACCESS_ERR, wrong);
+	run_request(a, IBV_WC_REM_ACCESS_ERR, wrong);
 	expect_event(&target.side, IBV_EVENT_QP_ACCESS_ERR);
 	CHECK_OK(close(fd));
 	close_end(&source);
@@ -360,7 +360,7 @@ static void several_queues(void)
 }
 
 /* Name the queue with wr_set_xrc_srqn (ibv_wr_post(3)). */
-static void builders(void)
+static void builder_selects_the_srq(void)
 {
 	struct end source, target;
 	struct side *a = &source.side;
@@ -375,7 +375,7 @@ static void builders(void)
 	CHECK(a->qp = extended(a->context)->create_qp_ex(a->context, &attr));
 	OPEN_TARGET(&target);
 	connect_pair(a, &target.side);
-	receive_at(&target.side, 4, 0, 64);
+	post_receive_at(&target.side, 4, 0, 64);
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
 
 	qp->wr_start(qp);
@@ -402,15 +402,15 @@ static void builders(void)
 /* ---- what is refused ------------------------------------------------------------------------- */
 
 /* Name a queue that does not exist, is in another domain, or has been destroyed. */
-static void unknown_number(void)
+static void unknown_srq_number_is_an_invalid_request(void)
 {
 	for (int way = 0; way < 3; way++) {
 		struct end source, target, stranger;
 
 		OPEN_ENDS(&source, &target);
 		OPEN_TARGET(&stranger);
-		receive_at(&target.side, 1, 0, 64);
-		receive_at(&stranger.side, 1, 0, 64);
+		post_receive_at(&target.side, 1, 0, 64);
+		post_receive_at(&stranger.side, 1, 0, 64);
 		if (way == 2) {
 			CHECK_OK(verbs->ibv_destroy_srq(target.side.srq));
 			target.side.srq = NULL;
@@ -420,7 +420,7 @@ static void unknown_number(void)
 			    : way == 1 ? stranger.srqn
 				       : target.srqn);
 		expect_event(&target.side, IBV_EVENT_QP_REQ_ERR);
-		until_state(&target.side, IBV_QPS_ERR);
+		wait_for_state(&target.side, IBV_QPS_ERR);
 		expect_no_wc(&target.side);
 		expect_no_wc(&stranger.side);
 		close_end(&stranger);
@@ -430,7 +430,7 @@ static void unknown_number(void)
 
 /* A message is refused if the completion queue has overflowed, because the completion would be
  * lost. */
-static void overrun(void)
+static void message_is_refused_after_cq_overrun(void)
 {
 	struct end source, target;
 	const struct request send = {.opcode = IBV_WR_SEND, .length = 8};
@@ -440,23 +440,23 @@ static void overrun(void)
 
 	request.srqn = target.srqn;
 	for (int i = 0; i < 2; i++) {
-		receive_at(&target.side, 1, 0, 64);
-		carry_out(&source.side, IBV_WC_SUCCESS, request);
+		post_receive_at(&target.side, 1, 0, 64);
+		run_request(&source.side, IBV_WC_SUCCESS, request);
 	}
 	expect_event(&target.side, IBV_EVENT_CQ_ERR);
-	carry_out(&source.side, IBV_WC_REM_OP_ERR, request);
+	run_request(&source.side, IBV_WC_REM_OP_ERR, request);
 	close_ends(&source, &target);
 }
 
 /* Send a message that is too long for the receive, or send to a receive whose memory has been
  * deregistered. */
-static void bad_receives(void)
+static void invalid_receive_fails_on_both_sides(void)
 {
 	for (int way = 0; way < 2; way++) {
 		struct end source, target;
 
 		OPEN_ENDS(&source, &target);
-		receive_at(&target.side, 6, 0, 64);
+		post_receive_at(&target.side, 6, 0, 64);
 		if (way) {
 			CHECK_OK(verbs->ibv_dereg_mr(target.side.mr));
 			target.side.mr = NULL;
@@ -469,7 +469,7 @@ static void bad_receives(void)
 }
 
 /* XRC_SEND and XRC_RECV can be connected only to each other. */
-static void other_types(void)
+static void xrc_send_connects_only_to_xrc_recv(void)
 {
 	for (int way = 0; way < 3; way++) {
 		struct end a, b;
@@ -497,7 +497,7 @@ static void other_types(void)
 
 /* A frame that is not valid in XRC, or not in this direction, ends the stream and fails the queue
  * pair. */
-static void nonsense(void)
+static void frames_invalid_for_xrc_fail_the_queue_pair(void)
 {
 	for (int way = 0; way < 6; way++) {
 		struct end end;
@@ -519,8 +519,8 @@ static void nonsense(void)
 			frame = (struct soft_frame){.opcode = SOFT_NAK, .psn = end.side.psn};
 		if (way >= 4)
 			frame.flags = SOFT_FRAME_SRQ;
-		say_frame(fd, frame, NULL);
-		until_state(&end.side, IBV_QPS_ERR);
+		send_stream_frame(fd, frame, NULL);
+		wait_for_state(&end.side, IBV_QPS_ERR);
 		expect_event(&end.side, IBV_EVENT_QP_FATAL);
 		close(fd);
 		close_end(&end);
@@ -528,7 +528,7 @@ static void nonsense(void)
 }
 
 /* Returns frame `number` of a message that has two PSNs. */
-static struct soft_frame part(const struct end *end, uint32_t number)
+static struct soft_frame frame_of_message(const struct end *end, uint32_t number)
 {
 	return (struct soft_frame){.opcode = SOFT_SEND,
 				   .flags = SOFT_FRAME_SRQ |
@@ -538,7 +538,7 @@ static struct soft_frame part(const struct end *end, uint32_t number)
 				   .length = 256};
 }
 
-static void until_taken(struct end *end)
+static void wait_until_message_started(struct end *end)
 {
 	for (;;) {
 		soft_lock();
@@ -553,7 +553,7 @@ static void until_taken(struct end *end)
 
 /* Destroy the shared receive queue and its completion queue in the middle of a message. The rest is
  * refused, and nothing more is written or completed. */
-static void destroyed_meanwhile(void)
+static void rest_of_message_is_refused_if_srq_is_destroyed(void)
 {
 	struct end end;
 	struct side *side = &end.side;
@@ -562,15 +562,15 @@ static void destroyed_meanwhile(void)
 	int fd = adopt(side);
 
 	memset(side->memory, 0x5a, 512);
-	receive_at(side, 1, 0, 512);
-	say_frame(fd, part(&end, 0), NULL);
-	until_taken(&end);
+	post_receive_at(side, 1, 0, 512);
+	send_stream_frame(fd, frame_of_message(&end, 0), NULL);
+	wait_until_message_started(&end);
 	CHECK_OK(verbs->ibv_destroy_srq(side->srq));
 	side->srq = NULL;
 	CHECK_OK(verbs->ibv_destroy_cq(side->cq));
 	CHECK(side->cq = verbs->ibv_create_cq(side->context, 4, NULL, side->channel, 0));
-	say_frame(fd, part(&end, 1), NULL);
-	struct soft_frame answer = hear_frame(fd, NULL, 0);
+	send_stream_frame(fd, frame_of_message(&end, 1), NULL);
+	struct soft_frame answer = receive_stream_frame(fd, NULL, 0);
 
 	CHECK_EQUAL(answer.opcode, SOFT_NAK);
 	CHECK_EQUAL(answer.syndrome, SOFT_NAK_REMOTE_OPERATION);
@@ -582,7 +582,7 @@ static void destroyed_meanwhile(void)
 
 /* If a queue pair fails in the middle of a message, the receive in use is flushed to the completion
  * queue of the shared receive queue. */
-static void flushed_meanwhile(void)
+static void failed_qp_flushes_the_receive_in_use(void)
 {
 	struct end end;
 
@@ -590,8 +590,8 @@ static void flushed_meanwhile(void)
 	int fd = adopt(&end.side);
 
 	post_recvs(&end.side, 1, 2, 256);
-	say_frame(fd, part(&end, 0), NULL);
-	until_taken(&end);
+	send_stream_frame(fd, frame_of_message(&end, 0), NULL);
+	wait_until_message_started(&end);
 	enter_state(&end.side, IBV_QPS_ERR);
 	expect_wc(&end.side, 1, IBV_WC_WR_FLUSH_ERR);
 	expect_no_wc(&end.side); /* the other receive stays in the queue */
@@ -601,7 +601,7 @@ static void flushed_meanwhile(void)
 
 /* Resetting or destroying a queue pair keeps the completions of shared receives, as on hardware.
  * They belong to the shared queue, whose receives would otherwise be lost. */
-static void completions_stay(void)
+static void completions_survive_reset_and_destroy(void)
 {
 	for (int destroyed = 0; destroyed < 2; destroyed++) {
 		struct end source, target;
@@ -609,7 +609,7 @@ static void completions_stay(void)
 
 		OPEN_ENDS(&source, &target);
 		for (uint64_t i = 0; i < 2; i++) {
-			receive_at(b, i, i * 64, 64);
+			post_receive_at(b, i, i * 64, 64);
 			RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8,
 			    .srqn = target.srqn);
 		}
@@ -634,7 +634,7 @@ static void completions_stay(void)
 
 /* The connection manager does not support XRC, which needs a separate connection for each
  * direction. */
-static void not_by_cm(void)
+static void cm_does_not_support_xrc(void)
 {
 	struct rdma_event_channel *channel = verbs->rdma_create_event_channel();
 	struct sockaddr_in address = {.sin_family = AF_INET,
@@ -656,19 +656,19 @@ int main(void)
 {
 	limit_seconds(120);
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
-	STEP(domains());
-	STEP(after_a_fork());
-	STEP(refusals());
-	STEP(several_queues());
-	STEP(builders());
-	STEP(unknown_number());
-	STEP(overrun());
-	STEP(bad_receives());
-	STEP(other_types());
-	STEP(nonsense());
-	STEP(destroyed_meanwhile());
-	STEP(flushed_meanwhile());
-	STEP(completions_stay());
-	STEP(not_by_cm());
+	STEP(domain_is_shared_by_contexts_of_one_device());
+	STEP(forked_child_has_no_inherited_domains());
+	STEP(invalid_xrc_objects_and_requests_are_rejected());
+	STEP(message_uses_the_srq_its_request_specifies());
+	STEP(builder_selects_the_srq());
+	STEP(unknown_srq_number_is_an_invalid_request());
+	STEP(message_is_refused_after_cq_overrun());
+	STEP(invalid_receive_fails_on_both_sides());
+	STEP(xrc_send_connects_only_to_xrc_recv());
+	STEP(frames_invalid_for_xrc_fail_the_queue_pair());
+	STEP(rest_of_message_is_refused_if_srq_is_destroyed());
+	STEP(failed_qp_flushes_the_receive_in_use());
+	STEP(completions_survive_reset_and_destroy());
+	STEP(cm_does_not_support_xrc());
 	return 0;
 }

@@ -49,7 +49,7 @@ static inline const char *field(const char *line, const char *name)
 	return at ? at + strlen(quoted) : NULL;
 }
 
-static inline uint64_t number(const char *line, const char *name)
+static inline uint64_t number_field(const char *line, const char *name)
 {
 	const char *value = field(line, name);
 
@@ -60,7 +60,7 @@ static inline uint64_t number(const char *line, const char *name)
 	return strtoull(value, NULL, 10);
 }
 
-static inline bool is(const char *line, const char *name, const char *expected)
+static inline bool field_is(const char *line, const char *name, const char *expected)
 {
 	const char *value = field(line, name);
 	size_t length = strlen(expected);
@@ -71,16 +71,16 @@ static inline bool is(const char *line, const char *name, const char *expected)
 
 static inline bool is_type(const char *line, const char *type)
 {
-	return is(line, "type", type);
+	return field_is(line, "type", type);
 }
 
-/* Returns the number of lines of a type whose field `name` is the string `value`. */
+/* Returns the number of lines of the given type whose field `name` has the given value. */
 static inline size_t count_of(const char *type, const char *name, const char *value)
 {
 	size_t count = 0;
 
 	for (size_t i = 0; i < trace.count; i++)
-		count += is_type(trace.lines[i], type) && is(trace.lines[i], name, value);
+		count += is_type(trace.lines[i], type) && field_is(trace.lines[i], name, value);
 	return count;
 }
 
@@ -106,7 +106,7 @@ static inline const char *next_of(const char *type, size_t *at)
 	for (size_t at_ = 0; at_ < trace.count;)                                                   \
 		for (const char *line = next_of(type, &at_); line; line = NULL)
 
-static inline bool ends_well(void)
+static inline bool has_end_line(void)
 {
 	const char *last = trace.lines[trace.count - 1];
 
@@ -137,8 +137,8 @@ static inline const char *find_drop(const char *path, uint32_t qp_num, const cha
 {
 	read_trace(path);
 	EACH_LINE ("dropped")
-		if (is(line, "reason", reason) && field(line, "qp_num") &&
-		    number(line, "qp_num") == qp_num)
+		if (field_is(line, "reason", reason) && field(line, "qp_num") &&
+		    number_field(line, "qp_num") == qp_num)
 			return line;
 	return NULL;
 }

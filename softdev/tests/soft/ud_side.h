@@ -31,7 +31,7 @@ static inline void ud_open(struct side *side, struct options options)
 
 #define UD_OPEN(side, ...) ud_open(side, (struct options){__VA_ARGS__})
 
-/* Create an address handle that leads from the side's GID `index` to the address `to`. */
+/* Create an address handle for sending to `to` from the side's GID at `index`. */
 static inline struct ibv_ah *ud_path(struct side *side, const struct address *to, int index)
 {
 	struct ibv_ah_attr attr = {
@@ -84,7 +84,7 @@ static inline int ud_post(struct side *side, struct ud_request request)
 	return post_wr(side, &wr);
 }
 
-/* Post a message that must be accepted: UD_POST(&a, .ah = ah, .qpn = number, .qkey = QKEY). */
+/* Post a message and check for success: UD_POST(&a, .ah = ah, .qpn = number, .qkey = QKEY). */
 #define UD_POST(side, ...) CHECK_OK(ud_post(side, (struct ud_request){__VA_ARGS__}))
 
 /* Create an address handle for sending from `side` to `to`, using the GIDs of both. */
@@ -95,7 +95,7 @@ static inline struct ibv_ah *path_to(struct side *side, const struct side *to)
 	return ud_path(side, &address, side->options.gid);
 }
 
-static inline void open_two(struct side *a, struct side *b)
+static inline void open_ud_pair(struct side *a, struct side *b)
 {
 	UD_OPEN(a);
 	UD_OPEN(b);
@@ -116,7 +116,7 @@ static inline void open_two(struct side *a, struct side *b)
 	do {                                                                                       \
 		struct side a, b;                                                                  \
 		current_step = #test;                                                              \
-		open_two(&a, &b);                                                                  \
+		open_ud_pair(&a, &b);                                                              \
 		struct ibv_ah *ah = path_to(&a, &b);                                               \
 		test(&a, &b, ah);                                                                  \
 		CHECK_OK(verbs->ibv_destroy_ah(ah));                                               \

@@ -31,27 +31,28 @@ enum {
 	IBV_ACCESS_REMOTE_ATOMIC
 };
 
+/* Zero selects the default of an option that has one. */
 struct options {
-	size_t memory;       /* bytes; 64 KiB if 0 */
-	uint32_t sends;      /* 64 if 0 */
-	uint32_t receives;   /* 64 if 0 */
-	uint32_t sges;       /* 4 if 0 */
-	int cqe;             /* 256 if 0 */
-	unsigned rights;     /* access rights of the queue pair; all if 0 */
-	uint8_t timeout;     /* 20 if 0 (about 34 s with 7 retries); 255 means 0 */
-	uint8_t retry_cnt;   /* 7 if 0; 8 means 0 */
-	uint8_t rnr_retry;   /* 7 if 0; 8 means 0 */
-	uint8_t rnr_timer;   /* 1 (10 us) if 0; 255 means 0 */
-	uint8_t depth;       /* RDMA READs in flight each way: 4 if 0; 255 means 0 */
-	uint8_t answers;     /* max_dest_rd_atomic; same as depth if 0 */
-	enum ibv_mtu mtu;    /* 4096 if 0 */
+	size_t memory;       /* bytes; default: 64 KiB */
+	uint32_t sends;      /* default: 64 */
+	uint32_t receives;   /* default: 64 */
+	uint32_t sges;       /* default: 4 */
+	int cqe;             /* default: 256 */
+	unsigned rights;     /* access rights of the queue pair; default: all */
+	uint8_t timeout;     /* default: 20, about 34 s with 7 retries; 255 means 0 */
+	uint8_t retry_cnt;   /* default: 7; 8 means 0 */
+	uint8_t rnr_retry;   /* default: 7; 8 means 0 */
+	uint8_t rnr_timer;   /* default: 1 (10 us); 255 means 0 */
+	uint8_t depth;       /* RDMA READs in flight each way; default: 4; 255 means 0 */
+	uint8_t answers;     /* max_dest_rd_atomic; default: same as depth */
+	enum ibv_mtu mtu;    /* default: 4096 */
 	uint8_t traffic_class;
 	bool signal_none;    /* sq_sig_all = 0 */
 	bool uc;             /* a UC queue pair */
 	bool ud;             /* a UD queue pair (ud_side.h) */
 	bool ends_with_peer; /* whether to call end_with_peer() (abi/device_calls.h) */
 	int comp_vector;     /* completion vector of the completion queue */
-	uint8_t gid;         /* GID index: that of 127.0.0.1 if 0; 255 means 0 */
+	uint8_t gid;         /* GID index; default: 127.0.0.1; 255 means 0 */
 	int device; /* index in the device list */
 	uint32_t shared; /* size of a shared receive queue; no SRQ if 0 */
 };
@@ -110,8 +111,8 @@ static inline uint32_t number_at(uint16_t port, uint32_t local)
 }
 
 /*
- * Bind a socket to a loopback port that no device uses, and return the port. Its queue pair numbers
- * are higher than those of any device.
+ * Bind a socket to a loopback port that no device uses. Returns the port. The queue pair numbers
+ * that belong to it are higher than those of any device.
  */
 static inline uint16_t bind_device_port(int fd)
 {
@@ -312,7 +313,7 @@ static inline int to_rtr(struct side *side, const struct address *peer)
 		.path_mtu = side->options.mtu ? side->options.mtu : IBV_MTU_4096,
 		.rq_psn = peer->psn,
 		.dest_qp_num = peer->qpn,
-		/* A peer whose address lacks a GID is on this host. */
+		/* If the address of the peer has no GID, the peer is on this host. */
 		.ah_attr = {.grh = {.dgid = peer->gid.global.interface_id ? peer->gid : own.gid,
 				    .sgid_index = side->options.gid,
 				    .traffic_class = side->options.traffic_class},
@@ -468,7 +469,7 @@ struct process {
 };
 
 /* Fork a child that is connected by a socket pair. Call this before opening a device. */
-static inline struct process split(void)
+static inline struct process process_split(void)
 {
 	struct process process;
 	int fds[2];
@@ -478,18 +479,18 @@ static inline struct process split(void)
 	process.child = fork();
 	CHECK(process.child >= 0);
 	if (!process.child)
-		prctl(PR_SET_PDEATHSIG, SIGKILL); /* also ends a stopped child if the test fails */
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* kills even a stopped child on parent exit */
 	close(fds[process.child ? 1 : 0]);
 	process.fd = fds[process.child ? 0 : 1];
 	return process;
 }
 
-static inline void tell(const struct process *process, const void *data, size_t length)
+static inline void process_send(const struct process *process, const void *data, size_t length)
 {
 	CHECK_EQUAL(write(process->fd, data, length), length);
 }
 
-static inline void hear(const struct process *process, void *data, size_t length)
+static inline void process_receive(const struct process *process, void *data, size_t length)
 {
 	CHECK_EQUAL(recv(process->fd, data, length, MSG_WAITALL), length);
 }
@@ -499,21 +500,22 @@ static inline void process_barrier(const struct process *process)
 {
 	char byte = 0;
 
-	tell(process, &byte, 1);
-	hear(process, &byte, 1);
+	process_send(process, &byte, 1);
+	process_receive(process, &byte, 1);
 }
 
-static inline struct address exchange(const struct process *process, const struct side *side)
+static inline struct address exchange_addresses(const struct process *process,
+						const struct side *side)
 {
 	struct address own = address_of_side(side), peer;
 
-	tell(process, &own, sizeof(own));
-	hear(process, &peer, sizeof(peer));
+	process_send(process, &own, sizeof(own));
+	process_receive(process, &peer, sizeof(peer));
 	return peer;
 }
 
 /* Exit if this is the child. In the parent, check that the child exits with status 0. */
-static inline void join(const struct process *process)
+static inline void process_join(const struct process *process)
 {
 	int status;
 
@@ -546,7 +548,8 @@ static inline int post_recv_at(struct side *side, uint64_t wr_id, size_t offset,
 			    &(struct ibv_recv_wr){.wr_id = wr_id, .sg_list = &sge, .num_sge = 1});
 }
 
-static inline void receive_at(struct side *side, uint64_t wr_id, size_t offset, uint32_t length)
+static inline void post_receive_at(struct side *side, uint64_t wr_id, size_t offset,
+				   uint32_t length)
 {
 	CHECK_OK(post_recv_at(side, wr_id, offset, length));
 }
@@ -625,7 +628,7 @@ static inline int post(struct side *side, struct request request)
 	return post_chain(side, &request, 1);
 }
 
-/* Post a request that must be accepted: POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8). */
+/* Post a request and check for success: POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8). */
 #define POST(side, ...) CHECK_OK(post(side, (struct request){.opcode = __VA_ARGS__}))
 /* The remote address and rkey for a request to offset `at` in the memory of the side `of`. */
 #define REMOTE(of, at) .remote = (uintptr_t)(of)->memory + (at), .rkey = (of)->mr->rkey
@@ -635,7 +638,7 @@ static inline int post(struct side *side, struct request request)
 static inline void post_recvs(struct side *side, uint64_t first, unsigned count, uint32_t length)
 {
 	for (unsigned i = 0; i < count; i++)
-		receive_at(side, first + i, 0, length);
+		post_receive_at(side, first + i, 0, length);
 }
 
 /* ---- completions --------------------------------------------------------------------------- */
@@ -697,15 +700,15 @@ static inline void expect_no_wc(struct side *side)
 	CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 }
 
-/* Post a request that must be accepted, and check that the next completion is its own. */
-static inline struct ibv_wc carry_out(struct side *side, enum ibv_wc_status status,
-				      struct request request)
+/* Post a request, and check that the next completion belongs to it and has `status`. */
+static inline struct ibv_wc run_request(struct side *side, enum ibv_wc_status status,
+					struct request request)
 {
 	CHECK_OK(post(side, request));
 	return expect_wc(side, request.wr_id, status);
 }
 
-#define RUN(side, status, ...) carry_out(side, status, (struct request){.opcode = __VA_ARGS__})
+#define RUN(side, status, ...) run_request(side, status, (struct request){.opcode = __VA_ARGS__})
 #define DO(side, ...) RUN(side, IBV_WC_SUCCESS, __VA_ARGS__)
 
 static inline void expect_no_event(struct side *side)
@@ -738,7 +741,7 @@ static inline void fill(uint8_t *at, size_t length, unsigned seed)
 		at[i] = (uint8_t)(seed + i * 7 + (i >> 8));
 }
 
-static inline bool filled(const uint8_t *at, size_t length, unsigned seed)
+static inline bool is_filled(const uint8_t *at, size_t length, unsigned seed)
 {
 	for (size_t i = 0; i < length; i++)
 		if (at[i] != (uint8_t)(seed + i * 7 + (i >> 8)))
@@ -758,8 +761,8 @@ static inline bool filled(const uint8_t *at, size_t length, unsigned seed)
 /* ---- several steps at once ------------------------------------------------------------------ */
 
 /*
- * Bring up a queue pair that already has `count` receives when the first message can arrive. Their
- * wr_id starts at `first`.
+ * Connect a queue pair to `peer`. Post `count` receives, numbered from `first`, before the first
+ * message can arrive.
  */
 static inline void bring_up_receiving(struct side *side, const struct address *peer, uint64_t first,
 				      unsigned count, uint32_t length)
@@ -771,9 +774,9 @@ static inline void bring_up_receiving(struct side *side, const struct address *p
 }
 
 /* Send eight bytes from `a` (wr_id 2) and check that `b` receives them (wr_id 1). */
-static inline void one_message(struct side *a, struct side *b)
+static inline void send_one_message(struct side *a, struct side *b)
 {
-	receive_at(b, 1, 0, 8);
+	post_receive_at(b, 1, 0, 8);
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 }
@@ -785,14 +788,14 @@ static inline void one_message(struct side *a, struct side *b)
 static inline struct address open_peers(struct process *process, struct side *side,
 					struct options options, unsigned receives, uint32_t length)
 {
-	*process = split();
+	*process = process_split();
 	limit_seconds(60);
 	open_side(side, options);
-	struct address peer = exchange(process, side);
+	struct address peer = exchange_addresses(process, side);
 
 	CHECK_OK(to_init(side));
 	for (unsigned i = 0; i < receives; i++)
-		receive_at(side, 1, 0, length);
+		post_receive_at(side, 1, 0, length);
 	CHECK_OK(to_rtr(side, &peer));
 	CHECK_OK(to_rts(side));
 	return peer;
@@ -802,7 +805,7 @@ static inline void close_peers(const struct process *process, struct side *side)
 {
 	process_barrier(process);
 	close_side(side);
-	join(process);
+	process_join(process);
 }
 
 /* Check that the next two completions are successful, for example those of a send and a receive. */
@@ -813,7 +816,7 @@ static inline void expect_two(struct side *side)
 }
 
 /* Returns whether all other threads of the process are sleeping. */
-static inline bool others_sleep(void)
+static inline bool are_others_asleep(void)
 {
 	DIR *tasks = opendir("/proc/self/task");
 	bool asleep = true;
@@ -843,12 +846,12 @@ static inline bool others_sleep(void)
 static inline pid_t fork_asleep(void)
 {
 	fflush(NULL);
-	while (!others_sleep())
+	while (!are_others_asleep())
 		sched_yield();
 	return fork();
 }
 
-static inline void expect_ended_well(pid_t child)
+static inline void expect_exit_success(pid_t child)
 {
 	int status;
 

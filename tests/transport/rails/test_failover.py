@@ -135,7 +135,7 @@ class HeldRails:
     ids=lambda it: type(it).__name__ if isinstance(it, Exception) else "",
 )
 @one_loop
-async def test_peer_of_a_broken_lead_is_told_the_cause(
+async def test_lead_failure_cause_is_reported_to_the_peer(
     error: Exception, cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     left = "the rail broke at the peer, and the peer continues on another rail"
@@ -173,7 +173,7 @@ async def test_lead_failure_has_default_cause_when_peer_gives_none(
     ],
 )
 @one_loop
-async def test_peer_of_a_further_rail_is_told_the_cause(
+async def test_secondary_rail_failure_cause_is_reported_to_the_peer(
     number: int, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rails, "cause_of", lambda error: number)
@@ -213,7 +213,7 @@ async def test_connections_to_one_peer_differ_in_repr_and_log(
 
 @pytest.mark.parametrize("way", WAYS)
 @one_loop
-async def test_messages_continue_after_the_lead_breaks(way: str) -> None:
+async def test_messages_are_delivered_after_the_lead_breaks(way: str) -> None:
     async with joined(way) as conns:
         await until_rails(conns)
         await both_ways(conns, [b"before"])
@@ -251,7 +251,7 @@ async def test_long_message_behind_a_long_write_survives_failover() -> None:
 
 
 @one_loop
-async def test_operations_started_without_a_lead_complete_on_the_next(
+async def test_operations_started_during_failover_complete_on_the_new_lead(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that have already arrived are still received, and their receives go to the next
@@ -359,7 +359,7 @@ async def test_message_fails_when_the_next_send_queue_is_too_short(
 @pytest.mark.parametrize("fails", ["no windows", "the second piece, before"])
 @by_tcp
 @one_loop
-async def test_offered_messages_are_opened_by_the_next_lead(
+async def test_offered_messages_are_received_through_the_next_lead(
     fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next lead uses any kind of key it can make, even if it failed to make one earlier."""
@@ -400,7 +400,7 @@ async def test_offered_messages_are_opened_by_the_next_lead(
 @pytest.mark.parametrize("ends", [False, True])
 @by_tcp
 @one_loop
-async def test_rail_without_memory_for_its_receive_breaks_and_returns(
+async def test_rail_recovers_after_its_receive_allocation_fails(
     ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answering side has no memory for the rail's receives.
@@ -462,7 +462,7 @@ async def test_both_sides_choose_the_same_lead(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.any_device
 @by_tcp
 @one_loop
-async def test_failure_of_a_further_device_during_close_releases_memory(
+async def test_device_failure_during_close_releases_message_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The device's driver ends immediately, and its protection domain with it.
@@ -491,7 +491,7 @@ async def test_failure_of_a_further_device_during_close_releases_memory(
 @pytest.mark.any_device
 @pytest.mark.parametrize("card", [False, True])
 @one_loop
-async def test_allocation_uses_the_next_lead_when_a_device_is_gone(
+async def test_allocation_uses_the_next_lead_after_device_failure(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, card: bool
 ) -> None:
     """Memory allocated before the failure stays usable, too."""
@@ -540,7 +540,7 @@ async def test_allocation_uses_the_next_lead_when_a_device_is_gone(
 
 @by_tcp
 @one_loop
-async def test_tasks_waiting_for_memory_get_it_from_the_next_lead() -> None:
+async def test_tasks_waiting_for_memory_resume_after_failover() -> None:
     config = replace(SMALL, pool_limit=16 << 20)
     async with joined("tcp", config=config) as conns:
         await until_rails(conns)
@@ -563,7 +563,7 @@ async def test_tasks_waiting_for_memory_get_it_from_the_next_lead() -> None:
 
 @by_tcp
 @one_loop
-async def test_write_with_immediate_fails_alone_when_frame_memory_is_missing(
+async def test_failed_frame_allocation_fails_only_the_write_with_immediate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with joined("tcp") as conns:
@@ -803,7 +803,7 @@ async def test_shared_memory_released_by_the_owner_survives_failover(
 @pytest.mark.parametrize("which", [0, 1], ids=["by this side", "by the peer"])
 @by_cm
 @one_loop
-async def test_connection_survives_disconnect_of_the_first_rail(which: int) -> None:
+async def test_connection_survives_when_its_first_rail_disconnects(which: int) -> None:
     """Neither the disconnect of the rail's CM ID nor later events of that ID end the connection."""
     async with joined("cm") as conns:
         await until_rails(conns)
@@ -833,7 +833,7 @@ async def test_abort_by_the_peer_breaks_every_rail() -> None:
 
 @by_tcp
 @one_loop
-async def test_connection_closes_when_the_awaited_last_rail_breaks(
+async def test_connection_closes_when_its_last_rail_breaks_during_failover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The connection must not wait for a time limit when no rail is left."""

@@ -79,7 +79,7 @@ NAMES = {state.name for state in LIMITED}
 
 
 @pytest.mark.parametrize("state", LIMITED)
-def test_failover_limit_gives_up_and_is_cancelled_by_stop(state: FailoverState) -> None:
+def test_failover_gives_up_on_timeout_and_stop_cancels_the_timer(state: FailoverState) -> None:
     scene = Scene(FailoverState.BROKEN)
     waits = state is FailoverState.WAITING
     scene.take(FailoverEvent.NO_RAIL_YET if waits else FailoverEvent.CHOSEN)
@@ -90,7 +90,7 @@ def test_failover_limit_gives_up_and_is_cancelled_by_stop(state: FailoverState) 
     scene.rails.later.return_value.cancel.assert_called()
 
 
-def test_failover_follows_the_latest_resume_of_a_working_rail() -> None:
+def test_failover_follows_only_newer_resumes_from_working_rails() -> None:
     scene = Scene(FailoverState.MOVED)
     other, lead = Mock(failed=False), scene.rails.lead.queue
     lead.failed = False

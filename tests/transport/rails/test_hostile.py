@@ -64,7 +64,7 @@ async def asked(peer: RawPeer, message: protocol.Message) -> protocol.Message:
     return await peer.control()
 
 
-LIES: dict[str, tuple[protocol.Message, str]] = {
+INVALID_MESSAGES: dict[str, tuple[protocol.Message, str]] = {
     "a number is left out": (RailOffer(1, 2, ENDPOINT), "rail 2, but rail 1 is next"),
     "the lead is offered": (RailOffer(1, 0, ENDPOINT), "rail 0, but rail 1 is next"),
     "no endpoint": (RailOffer(1, 1, bytes(40)), "not an aiordma endpoint"),
@@ -76,9 +76,11 @@ LIES: dict[str, tuple[protocol.Message, str]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-async def test_rail_lie_ends_the_connection(factory: ConnectionFactory, lie: str) -> None:
-    message, text = LIES[lie]
+@pytest.mark.parametrize("case", INVALID_MESSAGES)
+async def test_invalid_rail_message_ends_the_connection(
+    factory: ConnectionFactory, case: str
+) -> None:
+    message, text = INVALID_MESSAGES[case]
     async with victim(factory) as (conn, peer):
         peer.send_control(message)
         assert text in str(await ends(conn.recv(), ProtocolError))
@@ -114,9 +116,7 @@ async def test_repeated_rail_message_ends_the_connection(
         assert "for rail 1, which is" in str(await ends(conn.recv(), ProtocolError))
 
 
-async def test_rail_ready_that_crosses_the_end_of_the_rail_is_ignored(
-    factory: ConnectionFactory,
-) -> None:
+async def test_late_rail_ready_for_a_broken_rail_is_ignored(factory: ConnectionFactory) -> None:
     """An honest peer may send RailReady before it learns that the rail has ended."""
     async with victim(factory) as (conn, peer):
         assert isinstance(await asked(peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
@@ -131,7 +131,7 @@ async def test_rail_ready_that_crosses_the_end_of_the_rail_is_ignored(
         assert [rail.state for rail in conn.rails] == ["lead", "connecting"]
 
 
-async def test_rail_offer_before_accept_is_refused(factory: ConnectionFactory) -> None:
+async def test_rail_offer_before_accept_is_rejected(factory: ConnectionFactory) -> None:
     options: dict[str, Any] = {"device": TWO, "via": factory.via, "on_request": lambda _: None}
     data = replace(hello(), rails=True).pack()
     async with (
@@ -213,7 +213,7 @@ async def test_rail_to_another_host_requires_allow_other_addresses(
         assert not conn.closed
 
 
-async def test_reads_by_a_rail_without_key_time_out(factory: ConnectionFactory) -> None:
+async def test_connection_breaks_when_message_key_never_arrives(factory: ConnectionFactory) -> None:
     """The time limit is needed because the message holds pool memory that other users wait for."""
     async with victim(factory, config=replace(SMALL, pool_limit=16 << 20)) as (conn, peer):
         pool = conn._memory.pool
@@ -262,7 +262,9 @@ def resume(rail: Rail, number: int, frames: int = 0) -> Iterator[None]:
 
 
 @one_loop
-async def test_second_resume_by_one_rail_ends_the_connection(factory: ConnectionFactory) -> None:
+async def test_second_resume_on_the_same_rail_ends_the_connection(
+    factory: ConnectionFactory,
+) -> None:
     """Each Resume would use up a receive of the next lead, until none was left."""
     async with joined(factory.via) as conns, AsyncExitStack() as stack:
         await until_rails(conns)
@@ -281,7 +283,7 @@ async def test_second_resume_by_one_rail_ends_the_connection(factory: Connection
 
 @by_tcp
 @one_loop
-async def test_reads_without_key_after_failover_time_out() -> None:
+async def test_connection_breaks_when_key_never_arrives_after_failover() -> None:
     """The time limit is needed because the message holds pool memory that another connection waits
     for.
     """
@@ -325,13 +327,15 @@ async def test_authenticated_peer_may_offer_a_rail_to_another_host(
         assert conns[1].rails[2].state == "connecting"
 
 
-async def test_rail_lies_of_a_listener_raise_protocol_error(factory: ConnectionFactory) -> None:
+async def test_invalid_rail_messages_from_listener_raise_protocol_error(
+    factory: ConnectionFactory,
+) -> None:
     """None of these messages is valid when sent to the side that offers the rails."""
     async with joined(factory.via) as conns:
         await until_rails(conns)
         assert conns[0]._rails is not None
         _, rail = conns[0]._rails.rails
-        for lie in (
+        for message in (
             RailOffer(1, 2, ENDPOINT),
             RailReady(0, 1),
             RailAnswer(rail.offer_id, 2, ENDPOINT),
@@ -342,5 +346,5 @@ async def test_rail_lies_of_a_listener_raise_protocol_error(factory: ConnectionF
             protocol.Error(rail.offer_id, ErrorCode.INTERNAL, "it was answered"),
         ):
             with pytest.raises(ProtocolError):
-                conns[0]._owner.control(lie)
+                conns[0]._owner.control(message)
         await check_alive(*conns)

@@ -50,7 +50,9 @@ WITHOUT = ConnectionBrokenError("its cable")
 @pytest.mark.parametrize(
     "security", [{}, {"auth": KEY}, {"auth": KEY, "encrypt": True}], ids=["open", "key", "sealed"]
 )
-async def test_second_device_becomes_a_rail(way: str, security: dict[str, Any]) -> None:
+async def test_connection_uses_the_second_device_as_a_rail(
+    way: str, security: dict[str, Any]
+) -> None:
     async with joined(way, **security) as conns:
         await until_rails(conns)
         for conn in conns:
@@ -63,7 +65,7 @@ async def test_second_device_becomes_a_rail(way: str, security: dict[str, Any]) 
         assert other.bytes_sent == other.bytes_received == 0
     for conn in conns:
         assert [rail.state for rail in conn.rails] == ["down", "down"]
-        given_back(conn)
+        assert_rail_released(conn)
 
 
 @pytest.mark.parametrize("way", ["cm", "tcp", "in-band"])
@@ -76,7 +78,7 @@ async def test_second_device_becomes_a_rail(way: str, security: dict[str, Any]) 
         (TWO, TWO, 1, ["lead"]),
     ],
 )
-async def test_number_of_rails_is_limited_by_both_sides(
+async def test_either_side_can_limit_the_number_of_rails(
     way: str, here: Devices, there: Devices, most: int | None, states: list[str]
 ) -> None:
     """A listener allows as many rails as it names devices.
@@ -93,7 +95,7 @@ async def test_number_of_rails_is_limited_by_both_sides(
 
 
 @pytest.mark.parametrize("way", ["cm", "tcp", "in-band"])
-async def test_side_with_fewer_devices_uses_them_repeatedly(way: str) -> None:
+async def test_side_with_one_device_reuses_it_for_every_rail(way: str) -> None:
     config = replace(SMALL, max_rails=3)
     async with joined(way, here="all", there="embedded0", config=config) as conns:
         await until_rails(conns, ["lead", "up", "up"])
@@ -103,7 +105,7 @@ async def test_side_with_fewer_devices_uses_them_repeatedly(way: str) -> None:
 
 
 @pytest.mark.parametrize("names", ["all", "embedded0,embedded1"])
-async def test_aiordma_device_can_name_several_devices(
+async def test_aiordma_device_variable_accepts_several_devices(
     names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program needs no change to use several devices.
@@ -135,7 +137,7 @@ async def test_on_request_is_called_once_for_all_rails() -> None:
 
 
 @by_cm
-async def test_dialled_address_selects_the_lead_device() -> None:
+async def test_destination_address_selects_the_lead_device() -> None:
     async with await listen("0.0.0.0", device="all", config=SMALL) as listener:
         accepting = asyncio.create_task(listener.accept())
         client = await connect("127.0.0.2", listener.port, device=TWO, config=SMALL)
@@ -156,7 +158,7 @@ async def test_dialled_address_selects_the_lead_device() -> None:
 
 
 @by_tcp
-async def test_device_with_the_address_is_the_lead_or_else_the_first() -> None:
+async def test_lead_device_matches_the_address_or_defaults_to_the_first() -> None:
     async with joined("tcp", ["embedded2", "embedded1"], ["embedded1", "embedded0"]) as conns:
         await until_rails(conns)
         assert shown(conns[0]) == [("embedded2", "lead"), ("embedded1", "up")]
@@ -166,38 +168,38 @@ async def test_device_with_the_address_is_the_lead_or_else_the_first() -> None:
 # ---- a rail that breaks --------------------------------------------------------------------------
 
 
-def given_back(conn: Connection) -> None:
+def assert_rail_released(conn: Connection) -> None:
     assert further(conn).queue is None
     assert further(conn).endpoint is None
 
 
-def no_partner(*_: object) -> NoReturn:
+def raise_route_error(*_: object) -> NoReturn:
     raise RouteError("there is no way")
 
 
-def at_the_offer(
+def on_offer_sent(
     monkeypatch: pytest.MonkeyPatch, happens: Callable[[Rails, Rail], object], *, lost: bool
 ) -> None:
     """Call `happens` after each rail offer is sent. If `lost`, drop the offer before the call."""
     tell = Rails._send
 
-    def tell_and_more(self: Rails, message: protocol.Message) -> None:
+    def send_and_notify(self: Rails, message: protocol.Message) -> None:
         is_offer = isinstance(message, protocol.RailOffer)
         if not is_offer or not lost:
             tell(self, message)
         if is_offer:
             happens(self, self.rails[-1])
 
-    monkeypatch.setattr(Rails, "_send", tell_and_more)
+    monkeypatch.setattr(Rails, "_send", send_and_notify)
 
 
 @pytest.mark.parametrize("refused", [False, True])
-async def test_rail_that_breaks_before_the_answer_goes_down(
+async def test_rail_goes_down_when_it_breaks_before_the_response(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
-    at_the_offer(monkeypatch, lambda rails, rail: rails._fail_rail(rail, WITHOUT), lost=False)
+    on_offer_sent(monkeypatch, lambda rails, rail: rails._fail_rail(rail, WITHOUT), lost=False)
     if refused:
-        monkeypatch.setattr(AnsweringRails, "_partner", no_partner)
+        monkeypatch.setattr(AnsweringRails, "_partner", raise_route_error)
     async with joined(factory.via) as conns:
         while further(conns[0]).state is not RailState.DOWN:
             assert further(conns[0]).state.shown == "down"
@@ -208,7 +210,7 @@ async def test_rail_that_breaks_before_the_answer_goes_down(
         await check_alive(*conns)
 
 
-async def test_early_rail_messages_of_a_listener_raise_protocol_error(
+async def test_early_rail_messages_from_listener_raise_protocol_error(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The messages arrive in place of the offer, which is never sent.
@@ -218,9 +220,12 @@ async def test_early_rail_messages_of_a_listener_raise_protocol_error(
 
     def answer(rails: Rails, rail: Rail) -> None:
         number, offer, endpoint = rail.number, rail.offer_id, endpoint_at(HOST)
-        for lie in protocol.RailAnswer(offer + 1, number, endpoint), protocol.RailDown(0, number):
+        for message in (
+            protocol.RailAnswer(offer + 1, number, endpoint),
+            protocol.RailDown(0, number),
+        ):
             with pytest.raises(ProtocolError):
-                rails.control(lie)
+                rails.control(message)
         assert rails.control(protocol.RailAnswer(offer, number, endpoint))
         assert rail.state is RailState.CONNECTING
         assert not rails.control(protocol.RailReady(0, number))
@@ -229,7 +234,7 @@ async def test_early_rail_messages_of_a_listener_raise_protocol_error(
         rail.queue.rail_broke(WITHOUT)  # reported in the loop's next iteration
         assert rails.control(protocol.RailDown(0, number))
 
-    at_the_offer(monkeypatch, answer, lost=True)
+    on_offer_sent(monkeypatch, answer, lost=True)
     tell = Rails._send
     monkeypatch.setattr(
         Rails,
@@ -240,12 +245,12 @@ async def test_early_rail_messages_of_a_listener_raise_protocol_error(
         await yield_loop(3)
         assert further(conns[0]).state is RailState.DOWN
         assert "the peer has stopped" in str(further(conns[0]).error)
-        given_back(conns[0])
+        assert_rail_released(conns[0])
         await check_alive(*conns)
 
 
 @one_loop
-async def test_rail_is_down_while_its_port_is_down(factory: ConnectionFactory) -> None:
+async def test_rail_stays_down_while_its_device_port_is_down(factory: ConnectionFactory) -> None:
     """The connecting side does not offer a rail on the device whose port is down.
 
     The listening side refuses an offer for that device instead of using another one.
@@ -265,21 +270,21 @@ async def test_rail_is_down_while_its_port_is_down(factory: ConnectionFactory) -
         assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.PORT_ACTIVE) == 0
 
 
-async def test_refused_rail_is_down_with_the_error(
+async def test_refused_rail_goes_down_with_the_refusal_error(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AnsweringRails, "_partner", no_partner)
+    monkeypatch.setattr(AnsweringRails, "_partner", raise_route_error)
     async with joined(factory.via) as conns:
         await until_rails(conns[:1], ("lead", "down"))
         assert isinstance(error := conns[0].rails[1].error, RequestRefusedError)
         assert error.code == protocol.ErrorCode.INTERNAL
         assert shown(conns[1]) == [("embedded0", "lead")]
         await yield_loop(1)
-        given_back(conns[0])
+        assert_rail_released(conns[0])
         await check_alive(*conns)
 
 
-async def test_ending_the_connection_at_any_time_releases_its_rails(
+async def test_closing_the_connection_at_any_point_releases_its_rails(
     factory: ConnectionFactory,
 ) -> None:
     for turns in range(12):
@@ -298,7 +303,7 @@ async def test_ending_the_connection_at_any_time_releases_its_rails(
 # ---- what else takes devices ---------------------------------------------------------------------
 
 
-async def test_servers_and_streams_use_several_devices(factory: ConnectionFactory) -> None:
+async def test_servers_and_streams_accept_several_devices(factory: ConnectionFactory) -> None:
     where: dict[str, Any] = {"device": TWO, "via": factory.via}
     async with (
         await start_server(echo, HOST, **where) as server,

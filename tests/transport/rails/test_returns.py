@@ -86,7 +86,7 @@ async def until_waiting(later: Later) -> None:
 # ---- when ----------------------------------------------------------------------------------------
 
 
-async def test_retry_delay_doubles_until_a_rail_has_lasted(later: Later) -> None:
+async def test_retry_delay_doubles_until_rail_stays_up_long_enough(later: Later) -> None:
     offered: list[RailSlot] = []
     slot = RailSlot(None, offered.append, later)  # type: ignore[arg-type]
     for delay in (0.25, 0.5, 1, 2, 4, 5, 5):
@@ -125,7 +125,7 @@ async def test_active_port_event_retries_the_rail_immediately(later: Later) -> N
 
 
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["here", "there", "both at once"])
-async def test_broken_rail_returns_with_its_counters(
+async def test_broken_rail_reconnects_with_its_counters(
     factory: ConnectionFactory, later: Later, which: tuple[int, ...]
 ) -> None:
     async with joined(factory.via) as conns:
@@ -263,7 +263,7 @@ async def test_failed_device_is_reopened_for_its_rail(
         await until_rails(conns)
 
 
-async def test_refused_rail_is_offered_again_when_another_ends(
+async def test_refused_rail_is_retried_after_another_rail_breaks(
     factory: ConnectionFactory, later: Later
 ) -> None:
     """The listener has two devices, so it refuses the third rail until another one has ended."""
@@ -283,7 +283,7 @@ async def test_refused_rail_is_offered_again_when_another_ends(
             await yield_loop(1)
 
 
-async def test_rail_returns_on_its_own_device_only(
+async def test_broken_rail_reconnects_only_on_its_own_device(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new rail may use the lead's device in place of one that is missing on the other side.
@@ -317,7 +317,9 @@ async def test_rail_returns_on_its_own_device_only(
         assert [rail.device for rail in conns[1].rails] == TWO
 
 
-async def test_closing_connection_offers_no_rail(factory: ConnectionFactory, later: Later) -> None:
+async def test_closing_connection_does_not_retry_broken_rails(
+    factory: ConnectionFactory, later: Later
+) -> None:
     async with joined(factory.via) as conns:
         await until_rails(conns)
         break_rail(conns[0])
@@ -333,7 +335,7 @@ async def test_closing_connection_offers_no_rail(factory: ConnectionFactory, lat
 # ---- a rail without traffic ----------------------------------------------------------------------
 
 
-async def test_keep_alive_finds_a_dead_rail_and_keeps_the_others(
+async def test_keep_alive_detects_dead_rail_without_closing_connection(
     factory: ConnectionFactory, later: Later
 ) -> None:
     """Each side with `Config.keep_alive` probes each of its rails."""
@@ -368,7 +370,7 @@ async def test_keep_alive_finds_a_dead_rail_and_keeps_the_others(
 
 
 @pytest.mark.parametrize("side", [0, 1])
-async def test_queue_pairs_of_a_broken_rail_fail_before_its_windows_close(
+async def test_broken_rail_fails_its_queue_pair_before_closing_memory_windows(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch, side: int
 ) -> None:
     """A READ of memory whose window is already closed would break the connection."""
@@ -408,7 +410,7 @@ async def test_queue_pairs_of_a_broken_rail_fail_before_its_windows_close(
 
 @one_loop
 @by_tcp
-async def test_listener_serves_while_one_device_works() -> None:
+async def test_listener_accepts_while_at_least_one_device_works() -> None:
     """A device that has been opened again since its failure counts as working.
 
     Open connections continue, too.
@@ -442,7 +444,7 @@ async def test_listener_serves_while_one_device_works() -> None:
 
 @one_loop
 @by_tcp
-async def test_listener_uses_the_next_device_when_the_first_is_gone() -> None:
+async def test_listener_uses_the_next_device_when_the_first_is_missing() -> None:
     devices = replace(find_device("embedded0"), name="gone0"), find_device("embedded1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transport, "choose_devices", lambda _: (devices, None))

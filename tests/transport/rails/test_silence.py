@@ -43,7 +43,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Iterator[Later]:
     assert not it.waiting
 
 
-async def test_unanswered_rail_offer_times_out(
+async def test_rail_offer_times_out_without_a_response(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue pair is released.
@@ -71,7 +71,7 @@ async def test_unanswered_rail_offer_times_out(
         assert there.queue is None
 
 
-async def test_rail_without_ready_times_out_and_late_messages_are_accepted(
+async def test_rail_times_out_without_rail_ready_and_accepts_late_messages(
     factory: ConnectionFactory, later: Later
 ) -> None:
     """A peer that stops responding must not hold a queue pair.
@@ -100,7 +100,7 @@ async def test_rail_without_ready_times_out_and_late_messages_are_accepted(
             await yield_loop(1)
 
 
-async def test_rail_ready_that_arrived_during_a_busy_loop_is_in_time(
+async def test_rail_ready_received_by_a_busy_loop_prevents_the_timeout(
     factory: ConnectionFactory, later: Later
 ) -> None:
     async with victim(factory) as (conn, peer):
@@ -118,7 +118,7 @@ async def test_rail_ready_that_arrived_during_a_busy_loop_is_in_time(
         assert not later.waiting
 
 
-async def test_connecting_rail_ends_with_the_lead(
+async def test_connecting_rail_closes_when_the_lead_breaks(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The peer has not learned that the rail works, so both rails end with the lead.
@@ -135,7 +135,7 @@ async def test_connecting_rail_ends_with_the_lead(
     assert [rail.state for rail in conns[1].rails] == ["down", "down"]
 
 
-async def test_write_whose_order_cannot_be_known_ends_the_connection(
+async def test_connection_breaks_when_peer_never_confirms_stopping_a_rail(
     later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The peer has a time limit to confirm that it has stopped a broken rail.

@@ -76,7 +76,7 @@ async def test_both_rails_carry_long_operations(way: str) -> None:
         assert posted(client) > before
 
 
-async def test_short_operations_and_foreign_tokens_stay_on_the_lead() -> None:
+async def test_short_writes_and_opened_regions_use_only_the_lead() -> None:
     async with sharing(MB) as (client, server, _, remote):
         before = posted(client)
         await client.write(pattern(MB // 2 - 1), remote[: MB // 2 - 1])
@@ -89,7 +89,7 @@ async def test_short_operations_and_foreign_tokens_stay_on_the_lead() -> None:
         assert posted(client) == before
 
 
-async def test_writes_are_not_repeated_before_the_peer_has_stopped_the_rail(
+async def test_writes_are_retried_only_after_peer_stops_the_broken_rail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with sharing(8 * MB) as (client, server, there, remote):
@@ -122,7 +122,7 @@ async def test_writes_are_not_repeated_before_the_peer_has_stopped_the_rail(
         await asyncio.gather(writing, sending, releasing)
 
 
-async def test_striped_write_fails_when_its_lease_ends() -> None:
+async def test_striped_write_fails_when_its_lease_is_revoked() -> None:
     async with sharing(16 * MB) as (client, _, _, remote):
         writing = asyncio.ensure_future(client.write(bytes(16 * MB), remote))
         behind = asyncio.ensure_future(client.send_nowait(b"goes on"))
@@ -151,7 +151,7 @@ async def test_keys_for_unknown_rails_and_regions_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("windows", [True, False])
-async def test_memory_shared_before_a_rail_gets_keys_for_it(
+async def test_new_rail_receives_keys_for_memory_shared_earlier(
     monkeypatch: pytest.MonkeyPatch, windows: bool
 ) -> None:
     """The owner sends the keys after RailReady, because the peer does not know the rail before
@@ -169,7 +169,7 @@ async def test_memory_shared_before_a_rail_gets_keys_for_it(
         assert list(remote._keys or ()) == [1]
 
 
-async def test_region_is_granted_with_the_keys_of_all_rails(
+async def test_region_grant_waits_for_the_keys_of_all_rails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The memory is granted only when the binds of all its keys have completed."""
@@ -199,7 +199,7 @@ async def test_region_is_granted_with_the_keys_of_all_rails(
                 assert list(remote._keys or ()) == [1]
 
 
-async def test_pending_key_does_not_outlive_its_lease_when_a_rail_ends(
+async def test_pending_key_of_expired_lease_closes_when_a_rail_is_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The lease thread ends the lease while a bind is in flight, and before the busy loop has
@@ -218,7 +218,7 @@ async def test_pending_key_does_not_outlive_its_lease_when_a_rail_ends(
         assert not server._sharing.shared
 
 
-async def test_key_made_after_the_lease_ended_is_closed() -> None:
+async def test_key_created_after_lease_expiry_is_closed() -> None:
     """The lease thread cannot close this key, because it did not exist when the lease ended."""
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing.regions.shares.values()
@@ -239,7 +239,7 @@ async def test_key_message_is_dropped_when_its_rail_is_removed() -> None:
         del server._sharing.notify
 
 
-async def test_revoke_closes_other_keys_when_the_device_refuses_one() -> None:
+async def test_revoke_closes_remaining_keys_after_a_device_error() -> None:
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing.regions.shares.values()
         first, other = share._keys.values()
@@ -251,7 +251,7 @@ async def test_revoke_closes_other_keys_when_the_device_refuses_one() -> None:
         share.revoke()
 
 
-async def test_hand_over_follows_a_long_write_during_failover() -> None:
+async def test_hand_over_waits_for_earlier_writes_during_failover() -> None:
     """Control messages keep their place behind writes, whichever rails carry the writes."""
     async with joined("tcp", config=Config()) as conns:
         await until_rails(conns)
@@ -271,7 +271,7 @@ async def test_hand_over_follows_a_long_write_during_failover() -> None:
 
 
 @pytest.mark.parametrize("batched", [False, True])
-async def test_cancelled_operation_ends_before_the_next_one(batched: bool) -> None:
+async def test_cancelled_write_finishes_before_the_next_write(batched: bool) -> None:
     async with sharing(8 * MB) as (client, _, there, remote):
 
         async def many() -> None:
@@ -295,7 +295,7 @@ async def test_cancelled_operation_ends_before_the_next_one(batched: bool) -> No
 @pytest.mark.parametrize("turns", [None, 0, 1, 3])
 @by_tcp
 @one_loop
-async def test_every_striped_operation_ends_with_the_connection(
+async def test_striped_operations_finish_when_the_connection_ends(
     end: str, turns: int | None
 ) -> None:
     """`turns` is the number of loop iterations between the failure of the lead and the end of the

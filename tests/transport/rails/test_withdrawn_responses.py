@@ -84,7 +84,7 @@ def hold_resume(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     reason="other links carry the data of a response, which cannot be withdrawn",
 )
 @one_loop
-async def test_connection_outlives_a_lead_whose_responses_were_withdrawn(
+async def test_message_is_delivered_after_lead_responses_are_withdrawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The owner's queue pair fails, and its keys end, before the reader processes the responses.
