@@ -50,13 +50,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The time limit of a coroutine on the embedded device, in seconds. It is generous, because a busy
-# machine is many times slower than an idle one. It must be below `timeout` in pyproject.toml, which
-# cannot interrupt a coroutine waiting on uvloop.
+# The time limit of a coroutine test on the embedded device, in seconds. It is generous, because a
+# busy machine is many times slower than an idle one. It must be below `timeout` in pyproject.toml,
+# because pytest-timeout cannot interrupt a coroutine that is waiting on uvloop.
 TIME_LIMIT = 100.0
 
-# The factor for time limits of tests on other devices. It is the measured slowdown of the virtual
-# machine in which these devices run, and which emulates its processors.
+# Time limits are multiplied by this factor on other devices, which run in a virtual machine with
+# emulated processors. It is the machine's measured slowdown.
 SLOW = 8.0
 
 # Examples have no deadline, because their duration means nothing on an emulated or busy machine.
@@ -129,8 +129,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 # --- leaks -------------------------------------------------------------------------------------
 
-# The maximum time in seconds to wait for a test's resources to be freed. If they have been freed
-# when the test ends, there is no wait.
+# The maximum time in seconds to wait after a test for its resources to be freed.
 PATIENCE = 30.0
 
 
@@ -147,7 +146,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 # The option `--only-native` selects the tests that request a device and all tests in these folders.
-# Some tests in these folders run compiled code in other processes or without a device.
+# Some tests in these folders run compiled code without requesting a device, for example in another
+# process.
 NATIVE_FOLDERS = {
     Path(__file__).parent / "tests" / name
     for name in ("datapath", "loop", "memory", "native", "simulation", "transport")
@@ -397,7 +397,6 @@ class End:
         return found
 
     def completion(self) -> verbs.WorkCompletion:
-        """Return the next completion."""
         return self.completions(1)[0]
 
     def sge(self, offset: int = 0, length: int = 8) -> verbs.ScatterGatherElement:
@@ -530,7 +529,7 @@ def _innermost(
 
 
 # In debug mode, asyncio records the stack on which each future, task and handle was created. Most
-# frames belong to pytest. Recording all of them takes a sixth of the time of a transport test.
+# frames belong to pytest. Recording all of them would take a sixth of a transport test's run time.
 traceback.StackSummary.extract = staticmethod(_innermost)  # type: ignore[assignment]
 
 

@@ -85,7 +85,7 @@ class Arrays(dict[str, Any]):
 
 
 class _Layout(NamedTuple):
-    """The element type and memory layout of an array. A shared array's token contains both."""
+    """The element type and memory layout of an array, as encoded in a shared array's token."""
 
     code: str
     shape: tuple[int, ...]
@@ -194,10 +194,10 @@ def _is_tensor(array: object) -> bool:
 
 
 def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _Layout]:
-    """Return an array that supports the buffer protocol or is a tensor, and the array's layout.
+    """Return a view of an array's memory, and the array's layout.
 
-    numpy arrays are returned as views of unsigned integers, because numpy does not support the
-    buffer protocol for ml_dtypes types.
+    The view is a numpy array of unsigned integers, because numpy does not support the buffer
+    protocol for ml_dtypes types. A tensor is returned unchanged.
     With `in_place`, objects without their own memory, such as lists, are rejected.
     """
     if in_place and not hasattr(array, "dtype"):
@@ -323,7 +323,7 @@ def _header_size(prefix: bytes, size: int) -> int:
 
 
 def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
-    """Parse the header of a message of `size` bytes. Returns the array layouts and metadata."""
+    """Return the array layouts and metadata from the header of a message of `size` bytes."""
     try:
         header: Any = parse_json(text) if text.startswith(b"{") else None
     except ValueError as error:

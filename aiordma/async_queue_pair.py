@@ -57,8 +57,8 @@ Completed: TypeAlias = asyncio.Future[verbs.WorkCompletion]
 Pieces: TypeAlias = Sequence[verbs.ScatterGatherElement]
 P = ParamSpec("P")
 
-# The maximum number of completions to process per loop iteration, so that other tasks can run. The
-# value is an educated guess.
+# The maximum number of completions to process per loop iteration. The limit lets other tasks run.
+# The value is an educated guess.
 _TAKEN = 16
 
 # The minimum size of the completion queue, unless the device supports fewer entries. With 32
@@ -235,8 +235,8 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
                 raise
             finally:
                 del waiter  # the traceback of its error refers to this frame
-        # Requests complete in order, and if one fails, all later requests fail too. Do not keep a
-        # future in a local variable. The traceback of its error refers to this frame, so this would
+        # Requests complete in order, so await their futures in this order. Do not store a future in
+        # a local variable. The traceback of its error refers to this frame, so the variable would
         # create a reference cycle.
         posted = list(itertools.compress(posted, asked))[::-1]
         completions = []
@@ -439,7 +439,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._release()
 
     def _release(self) -> None:
-        """Release the device's resources. Leaves futures alone, because the loop may be closed."""
+        """Release the device's resources. Do not touch futures, because the loop may be closed."""
         self._loop_shutdown.remove(self)
         self._watch.close()
         self._events.unsubscribe(self._token)
@@ -525,8 +525,8 @@ class ReceiveRing(AsyncIteration):
         except RDMAError:
             if not self._posted:
                 raise
-            # Ignore the error while other receives of this ring are posted, because their messages
-            # must be returned first.
+            # Ignore the error, because this call can still wait for the receives already posted.
+            # The next call posts the free slots again.
         posted, place = self._posted[0]
         if not posted.done():
             self._is_waited_for = True

@@ -92,7 +92,7 @@ async def _logged(function: Callable[[], Any], failure: str) -> None:
 
 
 class _Call:
-    """A call of a function or coroutine function in the background thread, and its outcome."""
+    """A function call in the background thread, with its result or error."""
 
     def __init__(
         self, thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None
@@ -103,8 +103,8 @@ class _Call:
         self._task: asyncio.Task[None] | None = None
         self.result: Any = None
         self.error: BaseException | None = CancelledError()
-        # Use SimpleQueue, because it runs no Python code while it holds its lock. Therefore, an
-        # interrupted call cannot cause a deadlock.
+        # SimpleQueue runs no Python code while it holds its lock. An interrupt (Ctrl-C) therefore
+        # cannot leave the lock held.
         self.done: SimpleQueue[None] = SimpleQueue()
 
     def begin(self) -> None:
@@ -158,8 +158,6 @@ class _Call:
 
 
 class _LoopThread:
-    """A background thread and its event loop."""
-
     def __init__(self) -> None:
         self.calls: set[_Call] = set()
         """The calls in progress."""
@@ -287,8 +285,8 @@ def stop() -> None:
 def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None) -> None:
     """Close an object in its thread, unless the thread has ended or belongs to the parent process.
 
-    Destructors may run in a service thread, which must not wait. In this case, the function returns
-    before the object is closed.
+    A call from one of the library's own threads returns before the object is closed, because these
+    threads must not block. A destructor may run in any thread.
     """
     if not thread.usable:
         return
@@ -386,12 +384,12 @@ def _derived(
 ) -> Any:
     """Give `derived` the name and signature of an asynchronous function.
 
-    `owner` is a class name followed by a dot, or empty. `annotations` override the
-    annotations of `function` where the types differ.
+    `owner` is a class name followed by a dot, or empty. `annotations` replace those of `function`
+    for the parameters and return value that they name.
     """
     wraps(function)(derived)
-    # If `function` is compiled, it has no annotations, and `wraps` keeps those of `derived`. Remove
-    # them, because they do not help users.
+    # Overwrite the annotations even if `function` is compiled and has none. In that case, `wraps`
+    # keeps the annotations of `derived`, which do not describe the parameters of `function`.
     derived.__annotations__ = {**getattr(function, "__annotations__", {}), **annotations}
     derived.__module__ = __name__
     derived.__doc__ = (
@@ -674,7 +672,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
 
     @finalizer
     def __del__(self) -> None:
-        """Drop the stream in the background thread, because destroying its writer may close it."""
+        """Drop the writer in the background thread, because its destructor may close the stream."""
         with suppress(RuntimeError):  # the loop has ended, or belongs to the parent process
             if self._thread.usable:
                 self._thread.loop.call_soon_threadsafe(
@@ -727,9 +725,9 @@ def unread(reader: asyncio.StreamReader, data: bytes) -> None:
 async def _read(
     reader: asyncio.StreamReader, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]
 ) -> tuple[bytes, Exception | None]:
-    """Return the data that `read` returns, and None or an IncompleteReadError that it raised.
+    """Return the data read, and the IncompleteReadError if the stream ended early.
 
-    The error is not raised here, so that partial data can be put back if the call is interrupted.
+    The caller raises the error. If the call is interrupted, partial data can be put back.
     """
     try:
         return await read(reader), None

@@ -267,7 +267,8 @@ class WorkCompletionError(RDMAError):
         self.vendor_err = vendor_err
 
 
-# The order of these classes determines their statuses, starting at 1 (``enum ibv_wc_status``).
+# Keep these classes in the order of ``enum ibv_wc_status``. They are numbered from 1 in the order
+# of their definitions.
 class LocalLengthError(WorkCompletionError, name="LOC_LEN_ERR"):
     advice = (
         "the message was longer than the receive buffers, or longer than the port allows; post "

@@ -16,9 +16,9 @@ from .errors import BufferStateError
 
 logger: logging.Logger = logging.getLogger("aiordma.driver")
 
-# The maximum number of stored events. If more arrive, the oldest are dropped, because a flapping
-# port must not fill the memory of a program that rarely reads events. The value is an educated
-# guess.
+# The maximum number of stored events. Beyond this number, the oldest events are dropped, so that a
+# flapping port cannot fill the memory of a program that rarely reads events. The value is an
+# educated guess.
 KEPT = 1024
 
 

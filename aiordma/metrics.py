@@ -71,10 +71,10 @@ def _keys(part: str, *path: str) -> Callable[[Snapshot], Rows]:
 def _by_device(
     entries: Entries, *rows: tuple[str, str, str], device: str = "device"
 ) -> list[Metric]:
-    """Create a gauge for each (name, path, help). The gauge adds up the entries' values by device.
+    """Create a gauge with a `device` label for each (name, path, help).
 
-    `path` locates the value within an entry. Values that the device does not report are None and
-    are skipped. The unit is bytes if the name ends with "bytes".
+    `path` locates the value within an entry. The gauge is the sum over a device's entries. An entry
+    is skipped if its value is None. The unit is bytes if the name ends with "bytes".
     """
 
     def sums(path: list[str]) -> Callable[[Snapshot], Rows]:

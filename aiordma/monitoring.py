@@ -78,8 +78,8 @@ def snapshot() -> Snapshot:
     """
     connections = open_connections()
     refresh_wires(connections)
-    # Query the devices and connections before reading the totals of the waits, because these
-    # queries add the waits that are still in progress.
+    # Collect these figures before calling `waits_so_far`, because the methods that return them add
+    # the waits still in progress to the totals.
     devices = [driver.figures() for driver in Driver.all()]
     states = [connection._figures() for connection in connections]
     counts = observation.counts()

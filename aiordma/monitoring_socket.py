@@ -37,8 +37,7 @@ VARIABLE = "AIORDMA_MONITOR"
 
 # How long a peer can block other peers, in seconds.
 ANSWER_TIMEOUT = 1.0
-# How long to wait for event loops to look up the medium (`wire`) of their connections, in seconds.
-# See `snapshot`.
+# How long to wait for event loops to update the `wire` of their connections, in seconds.
 WIRE_TIMEOUT = 0.1
 # The pause before accept() is retried when descriptors or memory are exhausted, in seconds.
 PAUSE = 1.0
@@ -46,8 +45,8 @@ PAUSE = 1.0
 MOST_BYTES = 100 << 20
 MOST_ASKED = 256
 
-# The parent directory for users without a runtime directory. Every user can create directories
-# here, and only the owner of a directory can rename or remove it.
+# The parent directory for users without a runtime directory. Every user can create directories in
+# /tmp, but only a directory's owner can rename or remove it.
 SHARED = Path("/tmp")
 
 # The maximum length of the directory's path in bytes. A socket's path can have 107 bytes (unix(7)),

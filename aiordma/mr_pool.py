@@ -39,13 +39,12 @@ from .verbs._memory.pages import Mapped
 SLAB_SIZE = 4 << 20
 MIN_BLOCK_SIZE = 256
 
-# The maximum number of bytes to cache for each block size. The limit is large enough for a burst
-# and small enough to be negligible.
+# The maximum number of bytes to cache for each block size, enough for a burst of requests.
 READY_BYTES = 4 << 20
 # The maximum number of unused slabs that stay registered.
 SPARE_SLABS = 4
-# While user requests wait for memory, the library's internal requests that overtake them may hold
-# at most 1/INTERNAL_SHARE of the pool.
+# While user requests wait for memory, the library's internal requests may overtake them. The memory
+# that internal requests obtain this way is limited to 1/INTERNAL_SHARE of the pool.
 INTERNAL_SHARE = 8
 # The maximum total size of the cached blocks that are larger than a slab, in bytes.
 LARGE_READY_BYTES = 256 << 20
@@ -455,7 +454,7 @@ class LocalMemory(Local):
     ) -> verbs.MemoryRegion:
         """Register part of the memory as a new region that the peer may access.
 
-        The caller must have pinned the memory. The memory's holder may have released it since then.
+        The caller must have pinned the memory, because its holder may already have released it.
         """
         return pd.reg_mr(self._pinned_bytes()[offset : offset + length], access)
 

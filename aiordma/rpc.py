@@ -382,8 +382,8 @@ async def start_server(
 class _Calls:
     """The unfinished calls of a client.
 
-    The reader task refers to this object but not to the client or the connection. They can
-    therefore be garbage-collected while the task is running, and the task then ends.
+    The reader task refers to this object instead of the client or the connection. Both can
+    therefore be garbage-collected while the task is running, which ends the task.
     """
 
     def __init__(self, most: int) -> None:

@@ -90,7 +90,7 @@ counted for the whole process.
 
 
 class _Kind(NamedTuple):
-    """The names under which counters and traces record a kind of fault and its opportunities."""
+    """The names that counters and traces use for a kind of fault."""
 
     counted: str
     """The member of FaultCounts that counts the faults."""
@@ -117,9 +117,10 @@ _KINDS = {
 def _never_happened(
     plan: str, traces: Path | None, counts: FaultCounts | None = None, chances: int = 0
 ) -> str:
-    """Return the faults of a plan that should have happened but did not.
+    """Return the faults of a plan that never happened.
 
-    A fault with a probability below 1 is included only if it had no opportunity to happen.
+    A fault with a probability below 1 may never happen by chance. It is therefore returned only if
+    it had no opportunity to happen.
 
     Args:
         plan: The faults, in the syntax of AIORDMA_EMBEDDED_FAULTS.
@@ -148,7 +149,7 @@ def _never_happened(
 
 
 def _has_fault(names: Iterable[str]) -> bool:
-    """Return whether any of `names` is a fault, not just a setting. Unknown names are faults."""
+    """Return whether `names` contains a fault. Every name that is not a setting counts as one."""
     return bool({*names} - {"seed", "frames", "cut_after", "qp", "cq", "device"})
 
 
@@ -332,14 +333,14 @@ WHEN = "a probability or text such as '@3'"
 
 
 def _text(name: str, value: object, wanted: str) -> str:
-    """Check that `value` is a non-empty str, and return it. The device ignores empty values."""
+    """Return `value` if it is a non-empty str. The device would silently ignore empty text."""
     if text := instance(name, value, str, wanted):
         return text
     raise ValueError(refusal(name, wanted, value))
 
 
 def _when(name: str, when: When) -> str:
-    """Format `when` for a plan. Plans do not allow exponents, as in 1e-05."""
+    """Format `when` for a plan. Avoid scientific notation, which plans do not support."""
     if isinstance(when, str):
         return _text(name, when, WHEN)
     number = real(name, when, WHEN)
@@ -406,7 +407,7 @@ class Held:
         return cls(_open_files(), _threads(), verbs.live())
 
     def growth(self, after: Held) -> str:
-        """Describe the resources in ``after`` that are missing here, or return an empty string."""
+        """Describe the resources added in ``after``, or return an empty string."""
         files = sorted(after.files.items(), key=lambda item: item[0][0])
         lines = [f"file {key[0]}: {target}" for key, target in files if key not in self.files]
         threads = sorted(after.threads.items())
@@ -419,7 +420,7 @@ class Held:
 
 
 def _open_files() -> dict[tuple[int, int, int, str], str]:
-    """Return open files' targets, keyed by (descriptor, device, inode, anonymous inode type)."""
+    """Return the targets of open files, keyed by (descriptor, device, inode, anon_inode target)."""
     files = {}
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -122,7 +122,7 @@ __all__ = [
 logger: logging.Logger = logging.getLogger("aiordma.transport")
 
 # How long a loop caches the selected devices, in seconds. Finding the default device takes longer
-# than the rest of connecting, because it opens the system's devices.
+# than all other steps of connecting together, because it opens the system's devices.
 CHOICE_LASTS = 1.0
 
 _choices: weakref.WeakKeyDictionary[
@@ -464,7 +464,6 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         self._loop_shutdown.add(self)
 
     def _stop(self) -> None:
-        """Stop listening."""
         self._loop_shutdown.remove(self)
         self._end_without_loop()
         self._waiters.wake_all()
@@ -568,7 +567,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             port.release()
 
     def _drop(self) -> None:
-        """Close a listener that was garbage-collected while open, if its loop has not closed it."""
+        """Close the listener after it has been garbage-collected, unless it is already closed."""
         if not self._closed:
             self._stop()
             self._acceptor.cancel()
@@ -664,8 +663,8 @@ async def listen_with(
         addresses += await resolve(each or every, port, passive=True, family=family, flags=flags)
     if not addresses:
         raise ValueError("host must not be an empty sequence")
-    # Create the listener after the last await. Its constructor stores the loop's LoopShutdown,
-    # which may be finished during an await.
+    # Create the listener after the last await, because its constructor stores the loop's
+    # LoopShutdown. The LoopShutdown ends if the loop's last open object is closed during an await.
     listener = Listener(devices[0].name, backlog)
     acceptor = Acceptor(
         config, security, devices, deliver_to(listener), shutdown.weakly(listener._fail), on_request

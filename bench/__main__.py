@@ -77,7 +77,7 @@ def text(results: Results) -> str:
 
 
 def pictures(results: Results) -> dict[str, str]:
-    """Return the path of each comparison's chart."""
+    """Map each comparison's name to its chart's path in the results folder."""
     names = [SUMMARY, *(name for name in results["data"] if name in COMPARISONS)]
     return {name: f"plots/{name}.svg" for name in names}
 

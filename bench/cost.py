@@ -22,14 +22,14 @@ from .footprint import scheduled
 
 KIB, MIB = 1 << 10, 1 << 20
 
-# The limits for memory usage, in bytes.
+# Limits on memory usage, in bytes.
 MAX_IDLE_CONNECTION_BYTES = 64 * KIB
 MAX_THOUSAND_CONNECTIONS_BYTES = 200 * MIB
 MAX_TRANSFER_BYTES = 64 * MIB
 
 IDLE_SECONDS = 5.0
-# The maximum number of idle periods to measure. Timers that were started while connecting, such as
-# the handshake timeout of 10 s, may still wake up the processes during the first periods.
+# The maximum number of idle periods to measure. The first ones may not be idle, because timers
+# started while connecting, such as the handshake timeout of 10 s, may still wake up the processes.
 MAX_IDLE_PERIODS = 4
 READ_WRITE = int(aiordma.Rights.READ | aiordma.Rights.WRITE)
 

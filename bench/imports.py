@@ -35,8 +35,8 @@ def lane(statement: str) -> Lane:
 
 
 def lanes(contenders: Contenders, options: Options) -> list[Lane]:
-    # Compile aiordma in advance, as `pip install` does, so that no measured import includes the
-    # compilation. PYTHONDONTWRITEBYTECODE would otherwise prevent Python from caching the bytecode.
+    # Compile aiordma in advance, as `pip install` does. If PYTHONDONTWRITEBYTECODE is set, Python
+    # does not cache the bytecode, and every measured import would include the compilation.
     compileall.compile_dir(Path(aiordma.__file__).parent, quiet=1)
     return [lane(OURS), lane(WHOLE), lane(BASE)]
 

@@ -93,8 +93,8 @@ for each turn is the median echo time in that turn.""",
 
 OUTSTANDING, TASKS = "64 B, 64 outstanding", "64 B, 64 tasks"
 # The message size in bytes, the window, and the number of messages per turn. A turn with a fifth of
-# this number took only 20 ms, and the processes spent much of this time on waking up and adapting
-# their polling.
+# these messages took only 20 ms, and the processes spent much of it waking up and adapting their
+# polling.
 SIZE, WINDOW, COUNT = 64, 64, 32000
 
 
@@ -143,11 +143,11 @@ an `asyncio.Protocol` replaces this task and sends the next message whenever an 
 # ---- encrypted -----------------------------------------------------------------------------------
 
 SEALED = "aiordma, encrypted"
-# For each message size, the number of round trips per turn, one-way messages per turn, and one-way
-# messages in flight. The last tuple contains the goals for the speed relative to unencrypted
-# messages (round trip, one way). The goals are estimates. A long unencrypted message is copied
-# once, at up to 30 GB/s if it stays in the cache. An encrypted message is encrypted, copied and
-# decrypted, each at up to 20 GB/s.
+# Each message size is mapped to the number of round trips per turn, the number of one-way messages
+# per turn, and the window for one-way messages. The inner tuple contains the goals for round trips
+# and for one-way messages, as fractions of the speed without encryption. The goals are estimates.
+# Without encryption, a long message is copied once, at up to 30 GB/s if it stays in the cache. With
+# encryption, it is encrypted, copied and decrypted, and each step runs at up to 20 GB/s.
 ENCRYPTED = {
     64: (500, 8000, 64, (0.5, 0.5)),
     64 << 10: (200, 8192, 16, (0.25, 0.2)),
@@ -198,8 +198,8 @@ messages are in flight.""",
 ONE, MANY = "one connection", "256 connections"
 CONNECT, CONNECT_ALL = "connect and close", "connect all, then close"
 EACH, MANAGER = "aiordma, one socket each", "aiordma, connection manager"
-# The number of echoes per turn. aiordma's number makes a turn last 0.1 s. At the start of a turn,
-# all idle connections send keep-alive probes, which would distort the result of a shorter turn.
+# The number of echoes per turn. With aiordma, a turn takes 0.1 s. Keep-alive probes, which all idle
+# connections send at the start of a turn, would distort the result of a shorter turn.
 ECHOES = {OURS: 64_000, TCP: 6400, UNIX: 6400, UCXX: 2560}
 # The worker for each connection method, and the number of connections to make per turn. With this
 # number, a turn takes 0.1 s.

@@ -52,9 +52,9 @@ SMALL, LARGE, READ, LARGE_MANY = "64 B", "1 MiB", "1 MiB read", "1 MiB, 4 in fli
 BATCHED = f"in batches of {BATCH}"
 EACH, ALL = 3e-6, 0.5e-6  # goals for the time added by Python, in seconds
 
-# The kind of job, the number of operations per turn, and the job's other arguments. LARGE_MANY
-# transfers as much as 1 GiB per turn to reduce the effect of its start and end, when fewer writes
-# are in flight.
+# The kind of job, the number of operations per turn, and the job's other arguments. At the start
+# and end of a LARGE_MANY turn, fewer than `window` writes are in flight. The turn transfers 1 GiB
+# so that this hardly affects the result.
 WORKS = {
     SMALL: ("write", 1000, {"size": 64}),
     LARGE: ("write", 100, {"size": MIB}),

@@ -149,8 +149,8 @@ def free_port() -> int:
 def listens(port: int, process: subprocess.Popen[str]) -> bool:
     """Wait until a process is listening on a port in its network namespace.
 
-    A perftest client fails if it connects before the server is listening. Kill the process if it
-    is not listening after LIMIT seconds.
+    A perftest client fails if it connects before the server is listening. If the process is not
+    listening after LIMIT seconds, this function kills it.
 
     Returns:
         False if the process has exited or was killed.

@@ -25,7 +25,8 @@ static void give(void)
 {
 	static const char bytes[SIZE];
 
-	/* Try again if the peer had not started yet and its host refused an earlier datagram. */
+	/* ECONNREFUSED reports that the peer's host refused an earlier datagram, because the peer
+	 * had not started yet (udp(7)). */
 	while (send(channel, bytes, SIZE, 0) < 0)
 		if (errno != ECONNREFUSED)
 			err(1, "send");

@@ -101,7 +101,7 @@ static void settle(const char *core)
 
 /* ---- verbs --------------------------------------------------------------------------------- */
 
-/* Returns the number of messages of `size` bytes for which the registered memory has slots. */
+/* Returns the number of slots of `size` bytes in the registered memory. */
 static uint32_t places(uint32_t size)
 {
 	return RECEIVES < MEMORY / size ? RECEIVES : MEMORY / size;
@@ -318,8 +318,8 @@ static void nothing(void)
 {
 }
 
-/* Call `before` and `once` in turn for each operation. Returns the median time of `once` in
- * seconds, which does not include `before`. */
+/* Call `before` and then `once` for each operation. Returns the median duration of `once` in
+ * seconds. */
 static double each(const struct job *job, void (*before)(void), void (*once)(const struct job *job))
 {
 	double *times = calloc(job->count, sizeof(*times)), start, typical;
@@ -483,8 +483,8 @@ static void be_written_to(const struct job *job)
 }
 
 /* Create and connect another queue pair, call `then` while `side.qp` refers to it, and destroy
- * it. Both processes call this function. The client's `then` performs a write, because its
- * completion shows that both ends are connected. */
+ * it. Both processes call this function. The client's `then` writes to the server's memory. The
+ * completion of this write shows that both ends are connected. */
 static void connect_and(const struct job *job, void (*then)(const struct job *job))
 {
 	struct ibv_qp *first = side.qp;

@@ -105,9 +105,9 @@ class TicketValidator:
     def validate(self, ticket: bytes, offer: bytes) -> bool:
         """Return whether the ticket admits the offer.
 
-        If the result is False, the caller must challenge the sender again. This happens if the
-        challenge of the ticket has expired, if the ticket was used before, or if it consists of
-        zeros because the sender has no ticket yet.
+        If the result is False, the caller must challenge the sender again. A ticket is not admitted
+        if its challenge has expired or if it was used before. A sender without a challenge sends
+        zeros, which are not admitted either.
 
         Raises:
             AuthenticationError: The ticket was made with another key or for another offer.

@@ -30,7 +30,7 @@ _OUTSIDE_A_HOST = frozenset("[]/")
 
 
 def refusal(name: str, wanted: str, value: object, hint: str = "") -> str:
-    """Return an error message with the argument's name, expected and actual value, and a hint."""
+    """Return an error message that says what the argument must be and what was passed instead."""
     came = "None" if value is None else f"{type(value).__name__} {brief(value)}"
     return f"{name} must be {wanted}, not {came}" + (f"; {hint}" if hint else "")
 
@@ -115,7 +115,7 @@ def truth(name: str, value: object) -> bool:
 
 
 def choice(name: str, value: object, kind: type[E]) -> E:
-    """Convert a member, its name or number, or combined flags to the enumeration `kind`."""
+    """Convert `value`, a member or its name or number, to `kind`. Flags can be combined."""
     if type(value) is kind:
         return value
     names = list(kind.__members__)
@@ -184,7 +184,7 @@ def instance(name: str, value: object, kind: type[T], wanted: str, hint: str = "
 def callback(name: str, value: object, argument: str, *, awaited: bool = False) -> None:
     """Check that `value` can be called with one argument.
 
-    Error messages describe this argument with the text `argument`. Coroutine functions are
+    `argument` is a description of that argument for error messages. Coroutine functions are
     rejected unless `awaited` is set.
     """
     wanted = f"a function of {argument}"

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class AsyncContext:
-    """A base class whose objects reject `with` and suggest `async with`."""
+    """A mix-in for asynchronous context managers that rejects `with` and suggests `async with`."""
 
     __slots__ = ()
 
@@ -18,7 +18,7 @@ class AsyncContext:
 
 
 class AsyncIteration:
-    """A base class whose objects reject `for` and suggest `async for`."""
+    """A mix-in for asynchronous iterables that rejects `for` and suggests `async for`."""
 
     __slots__ = ()
 

@@ -16,7 +16,7 @@ from aiordma.errors import InternalError
 
 
 class ConnectionState(Enum):
-    """The state of a connection. Each value describes the state."""
+    """The state of a connection. The values are descriptions."""
 
     CONNECTING = "the queue pair exists, and the handshake is in progress"
     AUTHENTICATING = "the handshake is done, and both sides are proving that they have the key"
@@ -30,7 +30,7 @@ class ConnectionState(Enum):
 
 
 class LifecycleEvent(Enum):
-    """An event that may change the state of a connection. Each value describes the event."""
+    """An event that may change the state of a connection. The values are descriptions."""
 
     ESTABLISHED = "the handshake is done, and no proof of a key has to follow"
     KEY_REQUIRED = "the handshake is done, and a key was given"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 PREFIX = "AIORDMA_"
 
-# docs/environment-variables.md describes these variables. A test keeps the page in sync with this
-# list and the code.
+# Every variable needs a row in docs/environment-variables.md. A test compares that page, this list
+# and the variables that the code reads.
 VARIABLES = (
     "AIORDMA_DEVICE",
     "AIORDMA_EMBEDDED_DEVICES",
@@ -22,15 +22,15 @@ VARIABLES = (
     "AIORDMA_TRACE",
 )
 
-# Kubernetes sets these variables in every pod if a service has a name that starts with "aiordma".
+# Kubernetes sets these variables in its pods for a service called "aiordma" or "aiordma-...".
 _OF_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a warning for each variable that starts with AIORDMA_ but is unknown to aiordma.
 
-    The prefix is matched in upper and lower case. Empty variables are skipped, and so are the
-    variables that Kubernetes sets.
+    The case of the prefix does not matter. Empty variables and those that Kubernetes sets for a
+    service are ignored.
     """
     in_pod = "KUBERNETES_SERVICE_HOST" in environment
     return {

@@ -81,8 +81,8 @@ REKEY_FRAMES, REKEY_BYTES = 1 << 20, 1 << 36
 MAX_BUNDLE = 128
 """The maximum number of messages in a BUNDLE. It limits the memory used by the receiver."""
 
-# The maxima are the largest numbers of credits that a frame header can return. The flow control in
-# ``Credits`` requires at least 4 control receives.
+# A frame header can return at most 0xFFFF data credits and 0xFF control credits. The flow control
+# in ``Credits`` requires at least 4 control receives.
 MIN_DATA_RECEIVES, MAX_DATA_RECEIVES = 1, 0xFFFF
 MIN_CONTROL_RECEIVES, MAX_CONTROL_RECEIVES = 4, 0xFF
 

@@ -38,7 +38,7 @@ def lazy_exports(
             value = import_module(f".{name}", package)
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        # Later accesses find the attribute without calling `__getattr__`.
+        # Store the attribute in the package, so that later accesses bypass `__getattr__`.
         setattr(modules[package], name, value)
         return value
 

@@ -165,7 +165,7 @@ class RegionEnd(NamedTuple):
 
 
 class RegionRenew(NamedTuple):
-    """Request a lease of ``lease_ms`` from now for a borrowed region (0 means until released).
+    """Ask the owner of a borrowed region for a new lease of ``lease_ms`` (0 means until released).
 
     The response is a RegionLease or an Error.
     """
@@ -176,7 +176,7 @@ class RegionRenew(NamedTuple):
 
 
 class RegionLease(NamedTuple):
-    """Set the lease of one of the sender's regions to ``lease_ms`` from now (0 means no limit).
+    """Set the remaining lease of one of the sender's regions to ``lease_ms`` (0 means no limit).
 
     If the message responds to a RegionRenew, it has the same request id. An unsolicited message has
     request id 0.
@@ -241,7 +241,7 @@ class AuthProof(NamedTuple):
 
 
 class ReceiveSize(NamedTuple):
-    """Announce that the sender's receives have ``size`` bytes, beginning with number ``first``.
+    """Announce the size of the sender's receives, from receive number ``first`` on.
 
     Receives are numbered from 0 in the order in which they are posted.
     """
@@ -254,7 +254,7 @@ class ReceiveSize(NamedTuple):
 class ConnectRequest(NamedTuple):
     """Request a further connection over this one, with the sender's Endpoint and Hello.
 
-    ``number`` identifies the new connection on the socket that both sides share. The response is a
+    ``number`` must be unique among the connections that share the socket. The response is a
     ConnectReply or an Error. The code QUOTA means that the listener has too many connections. Any
     other code means that the sender must connect through a socket instead.
     """
@@ -407,8 +407,8 @@ def _codecs(cls: type[Message]) -> tuple[tuple[str, Codec], ...]:
     return tuple((name, get_args(hints[name])[-1]) for name in cls._fields)
 
 
-# This maps each type number to the message class and its (name, codec) pairs. The request id comes
-# first, followed by the fields of the body.
+# The message class for each type number, and the (name, codec) pairs of its fields. The request id
+# is always the first field.
 _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
     number: (cls, _codecs(cls)) for cls, number in NUMBERS.items()
 }
@@ -540,9 +540,10 @@ def failed(error: BaseException) -> Goodbye:
 
 
 def failure(goodbye: Goodbye, max_message: int) -> str:
-    """Describe the failure that the peer's goodbye reports. `max_message` is this side's limit.
+    """Describe the failure that the peer's goodbye reports.
 
-    Only an exception name and numbers are copied from the peer's text.
+    `max_message` is the longest message that this side accepts, in bytes. Only an exception name
+    and numbers are copied from the peer's text.
     """
     found = _FAILURE.fullmatch(goodbye.text)
     name, amount, limit = found.groups("0") if found else ("an exception", "0", "0")

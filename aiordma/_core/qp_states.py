@@ -165,7 +165,7 @@ class TransitionCheck(NamedTuple):
 def check_transition(
     qp_type: QPType, current: QPState, next: QPState, mask: int
 ) -> TransitionCheck:
-    """Check an ibv_modify_qp(3) call. An invalid call does not raise an exception.
+    """Check an ibv_modify_qp(3) call, and return what is wrong with it, if anything.
 
     Pass ``qp_state`` as ``next`` if ``mask`` has ``STATE``. Otherwise pass ``current``, because the
     state does not change. Unknown bits in ``mask`` are forbidden attributes.

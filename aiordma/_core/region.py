@@ -47,8 +47,8 @@ NUMBER_BITS = 40
 def granter(owner_qp: int, user_qp: int, *, client: bool) -> int:
     """Return the upper 24 bits of the region ids that one side of a connection assigns.
 
-    ``owner_qp`` is the queue pair number of that side, and ``user_qp`` that of its peer, both from
-    the handshake. ``client`` distinguishes the sides if both numbers are equal.
+    ``owner_qp`` is the queue pair number of that side, and ``user_qp`` is its peer's number. Both
+    are taken from the handshake. ``client`` distinguishes the sides if the numbers are equal.
     """
     return crc32(struct.pack("<II?", owner_qp, user_qp, client)) >> 8
 

@@ -35,8 +35,8 @@ class SlabAllocator:
         self._shift = slab_size.bit_length() - 1
         self._smallest_bits = smallest.bit_length() - 1
         self._classes = self._shift - self._smallest_bits + 1
-        # A block is identified by its place, the integer slab << shift | offset. `_free` lists the
-        # free places of each size class, beginning with the smallest size. `_used` maps each
+        # A block is identified by its place, the integer slab << shift | offset. `_free` has a list
+        # of free places for each size class. Class 0 has the smallest blocks. `_used` maps each
         # allocated place to its size class.
         self._free: list[list[int]] = [[] for _ in range(self._classes)]
         self._used: dict[int, int] = {}

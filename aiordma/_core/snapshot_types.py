@@ -37,7 +37,7 @@ class Traffic(TypedDict):
 
 
 class ConnectionEvents(TypedDict):
-    """The counters of connections, by outcome."""
+    """Connection counters by outcome."""
 
     begun: int
     """The number of connections that `connect` or `accept` returned."""
@@ -50,7 +50,7 @@ class ConnectionEvents(TypedDict):
 
 
 class PoolState(TypedDict):
-    """The memory pool of an event loop and device; see `Connection.pool_statistics`."""
+    """The state of a memory pool. `Connection.pool_statistics` describes the fields."""
 
     registered_bytes: int
     leased_bytes: int
@@ -62,7 +62,7 @@ class PoolState(TypedDict):
 
 
 class RegistrationCacheState(TypedDict):
-    """The cache of memory registrations; see `Connection.registration_statistics`."""
+    """The state of a registration cache. `Connection.registration_statistics` describes it."""
 
     registrations: int
     bytes: int
@@ -174,7 +174,7 @@ class ConnectionState(TypedDict):
 
 
 class WaitState(TypedDict):
-    """The number and total time of the waits for one resource."""
+    """Statistics on how often and how long tasks waited for a resource."""
 
     count: int
     seconds: float
@@ -182,7 +182,7 @@ class WaitState(TypedDict):
 
 
 class Latencies(TypedDict):
-    """Times from posting a request to reading its completion, sampled for every 17th request."""
+    """Times from posting a request to reading its completion. Every 17th request is measured."""
 
     seconds: float
     """The sum of the times."""

@@ -55,9 +55,9 @@ def encode_ack_timeout(seconds: float) -> int:
 
 
 def decode_ack_timeout(exponent: int) -> float:
-    """Return the seconds for an ``ibv_qp_attr.timeout`` from 0 to 31. For example, 14 is 0.067 s.
+    """Convert an ``ibv_qp_attr.timeout`` from 0 to 31 to seconds. For example, 14 means 0.067 s.
 
-    The result for 0 is ``math.inf``, because the timeout is disabled.
+    The result for 0 is ``math.inf``, because 0 disables the timeout.
     """
     exponent = integer("exponent", exponent, 0, 31)
     return math.ldexp(ACK_TIMEOUT_UNIT, exponent) if exponent else math.inf
@@ -73,9 +73,9 @@ def encode_rnr_timer(seconds: float) -> int:
 
 
 def decode_rnr_timer(code: int) -> float:
-    """Return the seconds for an ``ibv_qp_attr.min_rnr_timer`` from 0 to 31.
+    """Convert an ``ibv_qp_attr.min_rnr_timer`` from 0 to 31 to seconds.
 
-    For example, 12 is 0.00064 s. Code 0 is the longest delay.
+    For example, 12 means 0.00064 s. Code 0 means the longest delay.
     """
     return _RNR_MILLISECONDS[(integer("code", code, 0, 31) - 1) % 32] / 1000
 

@@ -1,9 +1,9 @@
 # Futures of work requests and messages, and how the drain wakes the tasks that await them.
 #
 # An asyncio.Future schedules its callbacks for the next loop iteration, which costs a handle and a
-# system call. No task is running while the loop runs a drain. At its end, the drain can therefore
-# run the callbacks of the futures that it has settled. If a future is settled at any other time,
-# the loop runs its callbacks as usual.
+# system call. A drain that is called by the loop does not interrupt a task. Before it returns, it
+# can therefore run the callbacks of the futures that it has settled. If a future is settled at any
+# other time, the loop runs its callbacks as usual.
 
 cimport cython
 from cpython.object cimport PyObject, PyTypeObject
@@ -322,7 +322,7 @@ cdef class OpFuture:
         except RuntimeError:
             if not loop.is_closed():
                 raise
-            # The loop is closed, so the tasks that awaited this future have ended as well.
+            # A closed loop runs no callbacks, so there is no task to wake.
         return 0
 
 cdef int run_callbacks(OpFuture future, bint deferred) except -1:
@@ -340,8 +340,9 @@ cdef int run_callbacks(OpFuture future, bint deferred) except -1:
 cdef int run_callback(OpFuture future, object callback, object context) except -1:
     """Run a callback immediately, in the same way as the loop would."""
     cdef object caller = future
-    # A woken task gets the result from the future passed to its callback. This takes twenty times
-    # as long for any class other than asyncio.Future, so pass a finished asyncio.Future instead.
+    # A woken task calls `result()` of the future that is passed to its callback. For a future of
+    # another class, this takes twenty times as long as for an asyncio.Future. Pass a finished
+    # asyncio.Future instead.
     if future.state == DONE and is_task_wakeup(callback):
         caller = future.wakeups.finished()
     PyContext_Enter(context)

@@ -1,14 +1,14 @@
 # Messages that have arrived, in order, and the receivers that wait for messages.
 #
 # - A message that fits into a posted receive is complete when it arrives. A longer message is read
-#   with RDMA. At most `Config.fetch_ahead` bytes are read before the program calls `recv`, which
-#   limits the memory for a slow reader.
+#   with RDMA. To limit the memory for a slow reader, at most `Config.fetch_ahead` bytes are read
+#   before the program calls `recv`.
 # - `recv` uses pool memory. With `recv_into`, a long message is read directly into the caller's
-#   memory. It is not acknowledged until the receiver takes it, because it must be read again if the
-#   receiver is cancelled.
+#   memory. The message is not acknowledged until the receiver takes it. If the receiver is
+#   cancelled before that, the message has to be read again.
 # - Memory stays pinned until all READs that were posted for it have completed.
 #
-# A receiver waits for one of the following reasons, which `next_item` checks in this order:
+# A receiver has to wait in each of the following cases, which `next_item` checks in this order:
 #
 # - Another receiver is ahead of it.
 # - No message has arrived.

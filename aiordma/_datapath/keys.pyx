@@ -120,8 +120,8 @@ cdef class ReadKeys:
     cdef ibv_mr *register(
         self, object owner, const unsigned char *bytes, uint64_t length, int access
     ) except NULL:
-        # Pass the address instead of the owner, because the traceback of an exception would keep a
-        # buffer object alive.
+        # If reg_mr raises an exception, the traceback keeps its arguments alive. Pass the address,
+        # so that the buffer object can be freed anyway.
         pointer, _ = reg_mr(
             self.pd, ffi.cast("void *", <uintptr_t> bytes), length, access, None,
             fully_mapped=is_fully_mapped(owner),

@@ -1,5 +1,5 @@
-# Registered memory: pool blocks, the cache of free blocks, the program's memory, and memory of the
-# peer. The clock determines when a lease on the peer's memory expires.
+# Registered memory: pool blocks, the cache of free blocks, the program's memory, and the peer's
+# memory. `Clock` is the time base for leases on the peer's memory.
 
 from cpython.buffer cimport Py_buffer, PyBuffer_FillInfo
 from cpython.memoryview cimport PyMemoryView_FromObject

@@ -9,7 +9,7 @@ from aiordma._native import ffi
 from aiordma.errors import BufferStateError
 
 
-# A message cannot be part of a reference cycle, because no object that it refers to refers back.
+# A message cannot be part of a reference cycle, because its members never refer to messages.
 @cython.no_gc
 @cython.freelist(64)
 cdef class Message:

@@ -227,9 +227,9 @@ cdef class WRChain(WorkRequest):
         return post_sends(queue, self.sends, last + 1, self.sges, posted, length)
 
     cdef object refusal(self):
-        # Operations may still use a region that was released after they began, because the release
-        # reaches the peer after them. This does not apply to a chain without a waiter, which has
-        # not started, or to a chain in the sender's queue, which the release may overtake.
+        # An operation that has started may finish after the program releases its region, because
+        # the peer gets the release after the operation. An operation without a waiter has not
+        # started. One in the sender's queue could be overtaken by the release.
         cdef bint must_be_usable = self.waiter is None or self.waiter.sender is not None
         cdef Remote region
         for region in (self.region, *(self.regions or ())):
@@ -498,9 +498,9 @@ cdef class StripedTransfer(Striped):
         return self.size - start
 
     cdef bint may_exceed_limit(self, Lane lane) except -1:
-        # READs that fetch messages may wait behind this write in the lead's backlog, but already
-        # count toward the limit of CHUNKS for the lead. The write must be able to exceed the limit,
-        # because otherwise neither the write nor the READs could proceed.
+        # READs that fetch messages count toward the lead's limit of CHUNKS, even while they wait
+        # behind this write in the backlog. The write may exceed the limit. Otherwise, neither the
+        # write nor the READs could proceed.
         return lane.rail is self.stripes.leading and not self.chunks_in_flight and self.writes()
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:

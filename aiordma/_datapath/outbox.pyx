@@ -5,10 +5,9 @@
 # - A message that fits into the peer's next receive is *eager*. It is copied into a frame or sent
 #   directly from the caller's memory. A longer message is a *rendezvous*: the peer reads it with
 #   RDMA once it has room, and then acknowledges it.
-# - The cost of a frame does not depend on the number of its messages. While a frame with messages
-#   is in flight, a short message therefore waits until all tasks of the current loop iteration have
-#   run. The messages collected by then are sent as a *bundle*. Otherwise, a message is sent
-#   immediately.
+# - A frame costs the same for one message as for many. While a frame with messages is in flight, a
+#   short message therefore waits until all tasks of the current loop iteration have run. The
+#   messages collected by then are sent as a *bundle*. Otherwise, a message is sent immediately.
 # - Memory must stay valid while a posted request uses it. The memory of an eager frame is released
 #   at its completion. The peer has read-only access to the memory of a rendezvous message until it
 #   acknowledges the message.
@@ -445,8 +444,8 @@ cdef bint send_alone(Outbox outbox, SendFuture message) except -1:
 
 
 cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
-    # Send the last piece in place if copying it would take longer. Encrypted frames and frames kept
-    # by the journal need a copy.
+    # Copy the last piece if it is short, because a copy is then faster than sending it in place.
+    # Encryption and the journal need a copy of every piece.
     cdef Piece in_place = message.last()
     if (
         not outbox.pool.local_dma_lkey
@@ -520,8 +519,8 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
     cdef bytes seal = b""
     if message.first.next is not None and outbox.sealing is None:
         outbox.offers.join_pieces(message, outbox.room.size)
-    # Reserve one send queue entry for the frame, and one for each piece, whose memory window has to
-    # be bound. Encryption joins all pieces into one.
+    # The frame needs one send queue entry. Each piece needs another one to bind its memory window.
+    # Encryption joins all pieces into one.
     cdef uint32_t entries = 1 + (message.count() if outbox.sealing is None else 1)
     if not outbox.lead.has_room_for(entries):
         return False

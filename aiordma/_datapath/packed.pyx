@@ -1,12 +1,13 @@
-# Validates msgpack data before any object is created from it. The work is limited, because a single
-# byte from the peer can become a list of 56 bytes, or a Timestamp that takes a microsecond to
-# create. The tables follow the "Formats" section of the msgpack specification.
+# Validates msgpack data before any object is created from it, and limits the cost of creating the
+# objects. A single byte from the peer can become a list of 56 bytes, and a Timestamp takes a
+# microsecond to create. The tables follow the "Formats" section of the msgpack specification.
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint64_t
 
 cdef enum:
-    # The maximum work for one message, estimated to take about 0.1 s. A number or a string costs 1.
+    # Reading a message of cost MOST_WORK takes an estimated 0.1 s. An element of a container costs
+    # 1, and more if it is a container or an extension value itself.
     MOST_WORK = 1 << 20
     CONTAINER = 4
     EXTENSION = 32

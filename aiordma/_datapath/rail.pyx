@@ -293,8 +293,9 @@ cdef class SendQueue(WorkQueues):
             if self.number and self.stripes is None:
                 self.rail_broke(error)
             elif self.frame_handler is not None and self.frame_handler.can_fail_over(self, True):
-                # Switch only to a rail on another device. Otherwise keep the lead, because a card's
-                # queue pair recovers if the port comes back before all retries have failed.
+                # Fail over only to a rail on another device. If there is none, keep the lead,
+                # because a card's queue pair recovers if its port comes back before the retries are
+                # exhausted.
                 suspend(self, error)
 
     # ---- the end ----
@@ -465,8 +466,7 @@ cdef int fail_work(SendQueue rail, WorkRequest work) except -1:
     except RuntimeError:
         if not rail.table.wakeups.loop.is_closed():
             raise
-        # Settling the future failed, because its loop is closed and cannot run callbacks. The task
-        # that awaited the future ended with the loop.
+        # A closed loop runs no callbacks, so there is no task to wake.
     return 0
 
 

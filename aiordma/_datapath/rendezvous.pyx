@@ -1,5 +1,5 @@
-# Rendezvous messages that this side offers. The peer may read the memory of each message until it
-# has acknowledged the message.
+# Rendezvous messages that this side offers. The memory of a message stays readable for the peer
+# until the peer acknowledges the message.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint64_t, uintptr_t

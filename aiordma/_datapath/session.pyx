@@ -354,8 +354,8 @@ cdef class Session(FrameHandler):
         if rails:
             self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
             # Limit the frames in flight, and therefore the journal, to `Config.send_queue`. The
-            # peer's own limit may be as low as FEWEST_FRAMES, so return credits after half as many
-            # frames.
+            # peer may limit its own frames to FEWEST_FRAMES, so return credits after at most
+            # FEWEST_FRAMES // 2 frames.
             most = min(most, self.config.send_queue)
             threshold = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 2)
             self.receives.refill = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 4)
@@ -754,7 +754,7 @@ cdef class Session(FrameHandler):
             (<PoolBlock> block).end_lease()
         self.early_frames.clear()
         self.controls.release_spare_blocks()
-        # Break the reference cycles between the parts, so that the garbage collector is not needed.
+        # Break the reference cycles between the parts, so that reference counting frees them.
         self.owner.on_early = self.failover = None
         self.receives.source = self.inbox.fetcher.source = self.inbox.fetcher.inbox = None
         self.receives.controls = None

@@ -37,13 +37,14 @@ class LoopAffinity:
 
     @property
     def is_after_fork(self) -> bool:
-        """Whether the object was created in a parent process before the fork."""
+        """Whether this process is a forked child of the process that created the object."""
         return self._generation != self._current_generation()
 
     def check(self, what: object) -> None:
-        """Raise WrongLoopError if another loop is running.
+        """Raise WrongLoopError unless the object can be used here.
 
-        If no loop is running, raise it in another thread and in a forked child.
+        It can be used while its loop is running. While no loop is running, it can be used in the
+        thread that created it, but not in a forked child.
         """
         here = _get_running_loop()
         if here is not self.loop:
@@ -73,7 +74,7 @@ class LoopAffinity:
 
 
 def _caller() -> str:
-    """Return "file:line" of the innermost caller outside aiordma, or "" if it is in asyncio."""
+    """Return "file:line" of the innermost caller outside aiordma, or "" if asyncio calls it."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         if frame.f_back is None:

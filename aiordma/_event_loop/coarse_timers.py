@@ -17,7 +17,8 @@ from typing import Any
 from .._datapath.memory import Clock
 from .._native import failure, lib
 
-# A century in seconds. No timer lasts longer, and the kernel's clock still accepts this value.
+# Latest clock time at which a timer can be due, in seconds. It is about a century, which the kernel
+# still accepts.
 MAX_TIME = 3e9
 # Cancelled timers are removed only if the heap contains at least this many timers.
 COMPACT_THRESHOLD = 64

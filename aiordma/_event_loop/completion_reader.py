@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # long a busy device can delay other tasks. Neither value is based on measurements.
 MAX_DRAINS = 8
 
-# Number of microseconds for which a task spins before it waits. A loop iteration takes about as
-# long.
+# Number of microseconds for which a task spins before it waits. An iteration of the loop would cost
+# about the same.
 BRIEF_SPIN_US = 3
 
 
@@ -134,7 +134,7 @@ class CompletionReader:
         if not more:
             return found
         # Continue in the next iteration. The events for the remaining completions have already been
-        # consumed, so they might never make the descriptor readable.
+        # consumed, so the descriptor may not become readable again.
         if not self._continue_scheduled:
             self._continue_scheduled = True
             table.wakeups.loop.call_soon(self._continue_draining)

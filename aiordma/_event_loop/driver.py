@@ -54,11 +54,10 @@ logger = logging.getLogger("aiordma.driver")
 # number of sockets per iteration (connect_tcp.py).
 EVENTS = 64
 
-# Default of `Config.polling` in seconds. A wake-up takes about as long on machines with slow
-# wake-ups.
+# Default of `Config.polling` in seconds. This is about the wake-up time of a slow machine.
 POLLING = 200e-6
 
-# Errors after which opening the same device again later would also fail.
+# Errors which mean that opening the same device again would fail too.
 DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
 
 # Asynchronous events after which the affected queue pairs no longer work.
@@ -149,7 +148,7 @@ class Driver(PerLoopResource):
         polling: float = POLLING,
         huge_pages: bool = False,
     ) -> Driver:
-        """Return the driver for a context opened elsewhere, such as by the connection manager."""
+        """Return the driver for an open context, for example one from the connection manager."""
         return cls._acquire(
             context, lambda loop: cls(loop, context, context, pool_limit, polling, huge_pages)
         )
@@ -199,8 +198,8 @@ class Driver(PerLoopResource):
             if cq not in self._broken and cq.available >= entries:
                 break
         else:
-            # Do not create an extended queue. It would provide timestamps, which cost the device
-            # time and which the driver does not read.
+            # Do not create an extended queue. The driver does not read its timestamps, which slow
+            # down the device.
             size = max(self._cq_entries, entries)
             cq = self.context.create_cq(size, self.channel, extended=False)
             cq.req_notify()
@@ -461,9 +460,9 @@ class EventDriver(PerLoopResource):
 class RequestDriver(EventDriver):
     """An `EventDriver` for one loop's listeners. It limits the time spent on their requests.
 
-    Once the time share is used up, requests wait in the device, which keeps only a few from each
-    network. The ID of a request must be migrated to another channel before its own events can be
-    awaited.
+    When the time share is used up, further requests stay in the device's queue, which holds only a
+    few requests from each network. The ID of a request must be migrated to another channel before
+    its own events can be awaited.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:

@@ -20,10 +20,10 @@ IDLE_TIMEOUT = 1.0
 
 
 class PerLoopResource:
-    """A resource that its users in one event loop share if they acquire it with the same key.
+    """A resource that is shared by all users in one event loop that acquire it with the same key.
 
-    The resource is closed by the last `release`. With `has_idle_timeout`, it is closed IDLE_TIMEOUT
-    seconds later, unless it is acquired again. The end of the loop closes it immediately.
+    The last `release` closes the resource. With `has_idle_timeout`, it stays open for another
+    IDLE_TIMEOUT seconds and can be acquired again. It is closed immediately when the loop ends.
     """
 
     has_idle_timeout = False

@@ -19,7 +19,7 @@ MAX_WAIT = 1.0
 
 
 class TimeShare:
-    """A limit on the share of one loop's time that some work may use.
+    """A budget that limits one kind of work to 1/SHARE of the loop's time.
 
     Times are in seconds. In a virtual loop, work takes no time.
     """
@@ -45,8 +45,8 @@ class TimeShare:
 class Timed(Coroutine[Any, Any, bool]):
     """A coroutine that charges the time of its steps to a time share.
 
-    If the wrapped work returns True, all of its time is refunded, including the `used` seconds that
-    were charged before.
+    If the wrapped work returns True, all of its time is refunded. `used` is the time that has been
+    charged for the same work before.
     """
 
     def __init__(

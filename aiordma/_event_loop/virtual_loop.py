@@ -66,8 +66,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _Selector(world)
         super().__init__(selector)
         selector.ready = self._ready  # type: ignore[attr-defined]
-        # After months of virtual time, a float cannot represent nanoseconds, and a timer that is
-        # due would never fire.
+        # asyncio runs the timers that are due before `time() + _clock_resolution`. After months of
+        # virtual time, adding the default of 1 ns would not change the float, and no timer would
+        # run.
         self._clock_resolution = 1e-8
         self.clock: Clock = Clock(self.time, self.call_at)
         """The clock of the connections in this loop."""

@@ -49,8 +49,7 @@ class PoolWaiters(Generic[B]):
     def __init__(self, take: Callable[[int], B], share: int, clock: Clock) -> None:
         self._take = take
         self._share = share
-        # Each value is the size of the request, and whether the request counts towards `share` if
-        # it overtakes users.
+        # The size of each request, and whether it counts towards `share` if it overtakes users.
         self._internal: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._user: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._overtaking: set[B] = set()
@@ -78,8 +77,8 @@ class PoolWaiters(Generic[B]):
 
         The caller must pass the future to `withdraw` if it gives up or does not use the block. A
         new request waits behind earlier requests, even if the pool has memory for it. An internal
-        request that is `exempt` does not count towards the share. It may keep its block for a long
-        time.
+        request may keep its block for a long time if it is `exempt`, because it does not count
+        towards the share.
         """
         waiter: asyncio.Future[B] = asyncio.get_running_loop().create_future()
         if internal:

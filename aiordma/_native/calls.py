@@ -29,8 +29,8 @@ else:
 # 524 is the kernel's internal ENOTSUPP, which some calls leak to user space.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, 524})
 
-# Errors of these calls do not mean that the device lacks a feature. For example, a seccomp filter
-# may return ENOSYS.
+# Failures of these calls say nothing about the device's features. For example, a seccomp filter may
+# have returned ENOSYS.
 _SYSTEM_CALLS = frozenset({"fcntl", "socket", "timerfd_create", "timerfd_settime"})
 
 
@@ -54,7 +54,7 @@ def shortage_hint() -> str:
 
 
 def open_files_hint() -> str:
-    """Return a text with the limit on open files and how to raise it."""
+    """Return an error hint that states the limit on open files and how to raise it."""
     soft, hard = limits.getrlimit(limits.RLIMIT_NOFILE)
     return (
         f"the limit on open files (RLIMIT_NOFILE) of this process is {soft} (hard limit: {hard}),"
@@ -147,13 +147,13 @@ class ProviderCalls(CheckedProviderCalls):
 
 
 def _functions(structure: str, table: object) -> dict[str, Any]:
-    """Return the functions of a table by name. A missing function is a NULL pointer."""
+    """Return all functions of a C table by name, including missing ones, which are NULL."""
     fields = ffi.typeof(f"struct {structure}").fields
     return {name: getattr(table, name) for name, it in fields if it.type.kind == "function"}
 
 
 def _set_all(self: object, calls: dict[str, Any], missing: Callable[[str], str]) -> None:
-    """Set each function as an attribute. Missing functions raise errors with the `missing` text."""
+    """Set each function as an attribute. `missing` returns the reason why a function is missing."""
     for verb, call in calls.items():
         if call:
             checked_call = checked(verb, call, convention_of(verb, ffi.typeof(call).result.cname))

@@ -22,7 +22,7 @@ else:
     FFI = type(ffi)
 
     class Pointer:
-        """A class whose subscripts, such as `Pointer[ibv_qp]`, are `ffi.CData`."""
+        """A substitute for the generic type in the stubs. `Pointer[ibv_qp]` is `ffi.CData`."""
 
         def __class_getitem__(cls, target: object) -> type:
             return ffi.CData
@@ -40,7 +40,7 @@ else:
 
 
 class SupportsDLPack(Protocol):
-    """A tensor from torch, JAX, TensorFlow, CuPy etc. (`__dlpack__` of the Python array API)."""
+    """An object that supports DLPack, such as a tensor from torch, JAX, TensorFlow or CuPy."""
 
     def __dlpack__(self) -> Any: ...
 

@@ -79,10 +79,11 @@ class Library:
         return VerbsError(error.errno or 0, error.verb, reason) if reason else error
 
     def may_be_at(self, gid: bytes, peer: bytes) -> bool:
-        """Return whether the host with the address `peer` may also have the address `gid`.
+        """Return whether the addresses `gid` and `peer` may belong to the same host.
 
-        The result is always True if the library does not have `same_host`, because its devices then
-        do not connect to the address in a peer's endpoint (softdev/abi/device_calls.h).
+        The check is only needed for devices that connect to the address in a peer's endpoint. A
+        library with such devices has `same_host` (softdev/abi/device_calls.h). For any other
+        library, the result is True.
         """
         return not self.offers("same_host") or bool(self.table.device.same_host(gid, peer))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .._core.arguments import instance, integer, real, refusal, seconds
 
 MAIN = "main"
-# Maximum for times in seconds and rates per second in a Link or FaultPlan.
+# Maximum value of a time (in seconds) or a rate (per second) in a Link or FaultPlan.
 MAX_TIME_OR_RATE = 1e9
 
 

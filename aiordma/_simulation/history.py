@@ -415,7 +415,7 @@ def _check_register(operations: list[Operation], steps: int) -> str:
         return [it if it.end <= end else it.without_end() for it in spans if it.begin < end]
 
     def since(begin: int) -> list[Span]:
-        """Return the operations that end after `begin`. Those begun earlier count as unfinished."""
+        """Return the spans that end after `begin`, without the ends of those that began earlier."""
         return [it if it.begin >= begin else it.without_end() for it in part if it.end > begin]
 
     def is_bad(some: list[Span], state: Hashable) -> bool:

@@ -128,7 +128,7 @@ class HostLoop(VirtualLoop):
     # ---- for the scheduler ---------------------------------------------------------------
 
     def next_due_time(self) -> int:
-        """Return when the next callback is due, in nanoseconds, or NEVER. Ignores descriptors."""
+        """Return when the next callback is due in nanoseconds, or NEVER if none is scheduled."""
         if self._ready:  # type: ignore[attr-defined]
             return 0
         timers = self._scheduled  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ class HostLoop(VirtualLoop):
         await self.shutdown_asyncgens()
 
     def abandon(self) -> None:
-        """Close the remaining coroutines, which tracebacks could keep alive, and the loop."""
+        """Close the loop and its remaining coroutines, which tracebacks might keep alive."""
         around = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         for task in asyncio.all_tasks(self):

@@ -103,7 +103,7 @@ def urandom(size: int, flags: int = 0) -> bytes:
 
 
 def set_handler(number: int, handler: Any, real: Callable[..., Any] = signal.signal) -> Any:
-    """Set a handler for SIGINT, because debuggers need one. Refuse all other signals."""
+    """Set a handler for SIGINT, which debuggers rely on. Other signals are refused."""
     return real(number, handler) if number == signal.SIGINT else refuse(*SIGNALS)
 
 
@@ -127,9 +127,9 @@ CLOCKS: dict[str, Callable[[], int]] = {
     **dict.fromkeys(("monotonic", "perf_counter", "process_time", "thread_time"), monotonic_ns),
 }
 
-# These operations would leave the simulation or block all hosts. Each entry contains an object, the
-# names of its functions, the unsupported feature, and an alternative. If the object is None, the
-# names are Python audit events, which are raised even if a module imported the function earlier.
+# These operations would leave the simulation or block all hosts. Each entry consists of an object,
+# the names of its functions, the unsupported feature, and an alternative. If the object is None,
+# the names are Python audit events, which are also raised for functions imported by name.
 REFUSED: list[tuple[Any, str, str, str]] = [
     (threading.Thread, "start", *THREADS),
     (_thread, "start_new_thread", *THREADS),
@@ -174,9 +174,9 @@ def refusal(what: str, instead: str) -> Callable[..., Any]:
 
 
 def defaulting_to_now(name: str, before: int, now: Callable[[], Any]) -> Row:
-    """Return the replacement of a `time` function whose time argument defaults to the current time.
+    """Return the row that replaces a `time` function whose time argument defaults to now.
 
-    `before` is the number of arguments that precede the time, and `now` returns its default value.
+    `before` is the number of arguments before the time, and `now` returns the default.
     """
     real = getattr(time, name)
 
@@ -202,8 +202,8 @@ def only_in_simulation(
     return call
 
 
-# A simulation replaces these functions. `imported_copies` also replaces them in modules that have
-# imported them by name (`from time import time`).
+# A simulation replaces these functions in their own modules. `imported_copies` covers the modules
+# that have imported them by name (`from time import time`).
 FUNCTIONS: list[Row] = [
     *((time, name, in_seconds(clock)) for name, clock in CLOCKS.items()),
     *((time, f"{name}_ns", clock) for name, clock in CLOCKS.items()),
@@ -240,8 +240,8 @@ REPLACED: list[Row] = [
     ),
     (socket, "socket", Socket),
 ]
-# The replacements by the id() of the original function. Class attributes are omitted, because
-# modules cannot import them by name.
+# This maps the id() of each original function to its replacement. Class attributes are omitted,
+# because modules cannot import them by name.
 REPLACEMENT_BY_ID = {
     id(getattr(place, name)): value
     for place, name, value in REPLACED

@@ -40,7 +40,7 @@ uses = 0
 
 
 def seeds_from_environment() -> range | None:
-    """Return the seeds in AIORDMA_SIMULATION_SEEDS, such as "61" or "0:1000" (0 to 999), if set."""
+    """Return the seeds in AIORDMA_SIMULATION_SEEDS ("61", or "0:1000" for 0 to 999), or None."""
     global uses  # noqa: PLW0603 - one for the process
     if not (text := os.environ.get(VARIABLE)):
         return None

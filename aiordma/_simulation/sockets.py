@@ -120,7 +120,7 @@ def conflict(one: Socket, two: Socket) -> bool:
 
 
 def send_connect_request(initiator: Socket, responder: Host, until: float) -> None:
-    """Send a connection request, and repeat it every second until the time `until`."""
+    """Send a connection request every second. Fail with ETIMEDOUT at the virtual time `until`."""
     machine = initiator._machine
     initiator._request_timer = machine.loop.call_later(
         1, send_connect_request, initiator, responder, until
@@ -145,8 +145,8 @@ def handle_connect_request(initiator: Socket, responder: Machine) -> None:
     host, port = initiator._peer
     listeners = [it for it in responder.bound if it._backlog >= 0 and it._local[1] == port]
     found = [it for it in listeners if is_at(it, host)]
-    # Host names resolve to IPv4 addresses only, so a listener on "::" accepts these connections
-    # even if it is restricted to IPv6.
+    # Let a listener on "::" accept IPv4 connections even if it has set IPV6_V6ONLY. Otherwise no
+    # other host could reach it, because host names resolve only to IPv4 addresses.
     found = found or [it for it in listeners if it._local[0] == "::"]
     if found:
         listening = responder.random.choice(found)
@@ -348,7 +348,7 @@ class Socket(RealSocket, metaclass=_Kind):
         return self.send(b"".join(buffers))
 
     def _fill(self) -> None:
-        """Fill the kernel's send buffer, so that the socket is not writable."""
+        """Make the real socket unwritable by filling the kernel's send buffer."""
         with suppress(OSError):  # it is already full or closed
             super().send(FULL)
 
@@ -410,7 +410,7 @@ class Socket(RealSocket, metaclass=_Kind):
         self._end()
 
     def _transmit(self, data: bytes | None) -> None:
-        """Schedule the delivery of data from the peer to this socket.
+        """Schedule the arrival of data that the peer has sent to this socket.
 
         Empty data ends the stream, and None resets the connection.
         """
@@ -425,10 +425,7 @@ class Socket(RealSocket, metaclass=_Kind):
         machine.loop.call_at(self._last, self._receive)
 
     def _retry(self, after: float) -> None:
-        """Reset this socket once the dead peer has booted again.
-
-        If the peer stays down, reset the socket after more than three minutes of retries.
-        """
+        """Reset this socket when the peer has rebooted, or after 205 seconds of retries."""
         assert self._peer_socket is not None
         if self._inner.fileno() < 0:  # this socket has been closed
             return
@@ -475,6 +472,6 @@ class Socket(RealSocket, metaclass=_Kind):
 
 
 def check_simulated(sock: Any) -> None:
-    """Refuse real sockets. Unix sockets are allowed, because they can be local socket pairs."""
+    """Refuse real sockets other than Unix sockets, which `socket.socketpair` creates."""
     if type(sock) is not Socket and sock.family != socket.AF_UNIX:
         refuse("real sockets", "create the socket in a program of the host")

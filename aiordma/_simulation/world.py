@@ -48,8 +48,8 @@ Hosts = Mapping[str, Callable[[], Coroutine[Any, Any, Any]]]
 TURNS_PER_COLLECTION = 2000  # loop iterations between two garbage collections
 GRACE = 120.0  # simulated seconds in which other programs must end after the main program
 MAX_LINES = 40  # maximum lines for the timeline in an error's note, and for the waiting tasks
-# These exceptions end the search over all seeds. Any other exception only fails the current seed.
-# This includes CancelledError and pytest's failures, which do not derive from Exception.
+# These exceptions end a search over several seeds. Any other BaseException, such as CancelledError
+# or a failure in pytest, only fails the current seed.
 STOPS = KeyboardInterrupt, SystemExit
 
 logger = logging.getLogger("aiordma.simulation")
@@ -344,7 +344,7 @@ class World:
         return self._numbers
 
     def _elsewhere(self, make: Callable[[], T]) -> T:
-        """Call `make`, which may enter another machine, and then enter the current one again."""
+        """Call `make`. If it enters another machine, switch back to the current one."""
         try:
             return make()
         finally:
@@ -638,9 +638,9 @@ def _again(seed: int) -> str:
 
 
 def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop: bool) -> Seeds:
-    """Run the seeds. With `stop`, end after the first failure.
+    """Run the seeds.
 
-    The failed seed is then repeated in this process, which raises its error.
+    With `stop`, end at the first failed seed, and run it again in this process to raise its error.
     """
 
     def attempt(seed: int, plan: FaultPlan = plan) -> BaseException | None:
@@ -691,7 +691,7 @@ def _run(
 ) -> T:
     """Run one simulation, and append its faults to `had`.
 
-    If the run fails, the command `again`, which repeats it, is added to the notes of the error.
+    If it fails, the error gets a note with `again`, the command that repeats the run.
     """
     if not _simulates.acquire(blocking=False):
         raise BusyError("this process is already running a simulation")

@@ -293,7 +293,7 @@ class DestroyedQP(Record):
 
 @_record
 class QPStateChange(Record):
-    """A queue pair's state change, which was requested by a call or caused by an event."""
+    """A state change of a queue pair, requested by a call or caused by an event."""
 
     qp_num: int
     cur_qp_state: str
@@ -335,7 +335,7 @@ class KeyEnded(Record):
 
 @_record
 class Retry(Record):
-    """A retransmission of requests, beginning with the oldest.
+    """A retransmission that starts with the oldest outstanding request.
 
     ``cause`` is ``RNR`` if the receiver was not ready, or ``LOSS`` if a packet or its
     acknowledgement was lost.
@@ -438,8 +438,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-# This maps a field's annotation to the validator of its values. Null is never valid: an absent
-# optional field must be omitted.
+# The validators for the values of a field, by the field's annotation. None of them accepts null. A
+# record must omit an optional field that has no value.
 _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "int": (_is_number, "a number of at most 64 bits"),
     "str": (_is_text, "a string"),

@@ -71,7 +71,7 @@ class Request:
 
     @property
     def status(self) -> str:
-        """The completion status (SUCCESS if implied), or the outcome of a request without one."""
+        """The completion status (SUCCESS if implied), or the outcome's name if there is none."""
         if self.completion is not None:
             return self.completion.status
         return "SUCCESS" if self.outcome is Outcome.IMPLICIT else self.outcome.name
@@ -83,14 +83,14 @@ class Request:
 
     @property
     def took(self) -> int | None:
-        """The nanoseconds from post to completion, or None unless both were traced."""
+        """The time from post to completion in nanoseconds, or None unless both were traced."""
         if self.posted is None or self.completion is None:
             return None
         return self.completion.t - self.posted.t
 
     @property
     def bytes(self) -> int:
-        """The number of bytes transferred or to be transferred, or 0 if unknown."""
+        """The length of the transfer in bytes, whether complete or not, or 0 if unknown."""
         if self.completion is not None and self.completion.byte_len is not None:
             return self.completion.byte_len
         if self.is_receive or self.posted is None:

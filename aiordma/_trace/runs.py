@@ -100,10 +100,10 @@ def _with_reason(record: Record, ended: set[int]) -> Record:
 
 
 def offsets(runs: Iterable[Run]) -> list[int]:
-    """Return the nanoseconds to add to the times of each run to get the times of one clock.
+    """Return the offset in nanoseconds from each run's clock to the first run's clock.
 
-    Runs of the same boot share a monotonic clock. Other runs are aligned with the first run by
-    their wall clocks, and the accuracy depends on how well these clocks agree.
+    Runs of the same boot share a monotonic clock. The offsets of other runs are computed from the
+    wall clocks, and are only as accurate as these clocks.
     """
     headers = [run.header for run in runs]
     return [

@@ -46,13 +46,13 @@ logger = logging.getLogger("aiordma.acceptor")
 
 
 class ConnectionLimitError(RDMAError):
-    """A peer was rejected because of a connection limit. The peer's user sees the message."""
+    """A peer was rejected because of a connection limit. The error text is sent to the peer."""
 
 
 def refusal_text(error: BaseException) -> str:
-    """Return the text that the peer's user sees when this side gives up a handshake."""
+    """Return the text that tells the peer why its handshake failed."""
     text = cause_text(error)
-    # The peer's user cannot fix a verbs error, so say that this host has failed.
+    # Name this host, because the peer could mistake a verbs error for a fault of its own device.
     return f"the listener's host failed: {text}" if isinstance(error, VerbsError) else text
 
 
@@ -146,8 +146,6 @@ class Place:
 
 @dataclass(eq=False)
 class Handshake:
-    """A handshake in progress."""
-
     request: Request
     peer: str | None  # saved because the address may be unknown after a failure
     host: str
@@ -200,7 +198,7 @@ class Acceptor:
     ) -> None:
         """Start the handshake in a task.
 
-        If the maximum number of handshakes is in progress, one of the others is dropped, or the
+        If the maximum number of handshakes is in progress, an earlier handshake is dropped, or the
         request is rejected.
 
         Args:
@@ -300,7 +298,6 @@ class Acceptor:
                 limited = f"Config.handshake_timeout, {self.config.handshake_timeout:g} seconds"
                 raise TimeoutError(f"the handshake took longer than {limited}") from error
         except BaseException as error:
-            # Only this handshake has failed, and the listener continues.
             self._count_failure(handshake.host, error)
             handshake.place.release()
             self._give_up(request, handshake.peer, handshake.dropped or error, "failed")
@@ -366,7 +363,7 @@ class Acceptor:
         return handshake.place.release
 
     def on_peer_authenticated(self) -> None:
-        """Reserve the place of an authenticated peer, while a rejection can still be sent.
+        """Reserve a place for the peer. Call this while the handshake can still be rejected.
 
         Raises:
             ConnectionLimitError: If a connection limit has been reached.

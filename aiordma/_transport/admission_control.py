@@ -39,7 +39,7 @@ T = TypeVar("T", bound=Hashable)
 Networks = tuple[str, ...]
 """The nested networks that contain an address, largest first. The last one is treated as a host."""
 
-# The following constants are estimates.
+# The values of these constants are rough estimates.
 
 # If a network holds more than 1/SHARE of all places, its peers are evicted first. An attacker
 # therefore needs several large networks to displace other peers.
@@ -53,8 +53,8 @@ SHARE_OF_TIMEOUT = 5
 
 # These token buckets limit failed handshakes. A bucket allows a burst of failures, and afterwards a
 # fixed number per second. Each host has a bucket, and another one counts the failures of all hosts.
-# The limits are high enough that a program with a wrong key gets an explanation whenever it is
-# restarted.
+# The limits are generous. Even if a supervisor restarts a program with a wrong key every second,
+# the program gets an error about its key and not a BusyError.
 HOST_BURST = 16
 HOST_RATE = 2.0
 TOTAL_BURST = 256
@@ -101,7 +101,7 @@ def max_places(wanted: int) -> int:
 
 
 def limit_text(limit: int) -> str:
-    """Return a description of a limit returned by `max_places`, for error messages."""
+    """Return the limit and the settings that determine it, for error messages."""
     return f"{limit}: Config.max_handshakes of the listener, or an eighth of its file descriptors"
 
 
@@ -130,8 +130,8 @@ class FairShare(Generic[T]):
         self._draw = draw
         self._share = max(1, limit // SHARE)
         self._networks_of: dict[T, Networks] = {}
-        # Each key is a network, preceded by the larger networks that contain it. The key () stands
-        # for all networks. The peers of a network are ordered by age.
+        # Each key lists nested networks, from the largest one to the network itself. The key ()
+        # stands for all networks. The peers of a network are ordered from oldest to newest.
         self._peers: dict[Networks, dict[T, None]] = {(): {}}
         self._full: dict[Networks, None] = {}  # networks with at least a full share, except ()
 
@@ -322,7 +322,7 @@ class FailureLimit:
         self._hosts.pop(host, None)
 
     def first_report(self, host: str) -> bool:
-        """Return whether to log a rejection. Only the first one is logged until a host recovers."""
+        """Return True for the host's first rejection, and then False until the host recovers."""
         bucket = self._hosts.get(host)
         if bucket is None or bucket.reported:
             return False

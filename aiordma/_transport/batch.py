@@ -63,8 +63,9 @@ class Batch(BatchOfTransfers, AsyncContext):
         self._check()
         return self._chain
 
-    # The compiled base class (one_sided.pyx) does not call `_register_local` for registered memory.
-    # If the connection has ended, such an operation therefore fails only at the end of the block.
+    # The compiled base class (one_sided.pyx) calls `_register_local` only for unregistered memory.
+    # On registered memory, operations therefore report an ended connection only at the end of the
+    # block.
 
     def _register_local(
         self, memory: LocalMemory | AnyMemory, remote: Remote, target: bool
@@ -131,8 +132,8 @@ class Batch(BatchOfTransfers, AsyncContext):
                 raise
             finally:
                 cancel_atomics(atomics)
-                # Delete these references, because the traceback of an error keeps this frame alive.
-                # A chain that was not posted is released only with its last reference.
+                # An unposted chain is released only with its last reference. The traceback of an
+                # error keeps this frame alive, so delete the frame's references.
                 del chain, atomics
 
 

@@ -53,8 +53,9 @@ NO_LISTENER = 8  # reject reason "invalid service ID" (IBTA section 12.6.7.2)
 # The embedded device reports this status if the response does not come from a connection manager.
 NOT_THIS_PROTOCOL = -errno.EPROTO
 
-# A client with a key first requests a challenge, and then connects with a ticket. It needs a third
-# request if the challenge has expired by then because many other requests have arrived.
+# A client with a key sends two requests: the first one gets a challenge, and the second one carries
+# a ticket. A third request is needed if the challenge has expired in between, which happens after
+# many other clients have been admitted.
 TRIES = 3
 
 
@@ -154,8 +155,8 @@ def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> Ra
     endpoint = RailEndpoint(driver, config, security)
     try:
         endpoint.create_qp(lambda cq, caps: id.create_qp(driver.pd, cq, None, caps, reserved=True))
-        # The connection manager's default timeout is several seconds. With all retries, it takes
-        # half a minute to detect that the peer does not respond.
+        # The connection manager's default timeout is several seconds for each retry, so the device
+        # would take half a minute to report that the peer does not respond.
         id.set_ack_timeout(config.ack_timeout)
     except BaseException:
         endpoint.close()
@@ -199,7 +200,7 @@ async def _resolve(to: Target) -> CMLink:
 
 
 async def _request_challenge(link: CMLink, to: Target) -> Never:
-    """Request a challenge, which is raised as ChallengedError. Takes ownership of `link`."""
+    """Request a challenge, and raise it as ChallengedError. Takes ownership of `link`."""
     try:
         hello = make_hello(to.config, to.security)
         link.id.connect(cm.ConnectionParameters(private_data=hello.pack()))

@@ -57,8 +57,8 @@ from .lifecycle import ControlChannel, Link, NoLink
 
 logger = logging.getLogger("aiordma.tcp")
 
-# Wait this fraction of `Config.connect_timeout` for a reply. The rest of the time is reserved for
-# connecting over a socket.
+# The fraction of `Config.connect_timeout` to wait for a reply. The rest is reserved for connecting
+# over a socket.
 REPLY_SHARE = 0.25
 
 TRIES = 4  # connections to check for send credits before falling back to a socket
@@ -107,7 +107,7 @@ class PendingConnect:
     def give_up(self) -> Link:
         """Stop waiting for the reply, and return the link that the caller must release.
 
-        If no reply has arrived yet, return a NoLink. The member is then released later, when the
+        If no reply has arrived yet, return a NoLink. The member itself is then released when the
         peer replies or the request fails.
         """
         if self._replied:
@@ -199,7 +199,7 @@ class Initiator:
 
 
 def _enable_requests(member: GroupMember, channel: ControlChannel) -> None:
-    """Allow further connections over this one. Call this after any key proof is complete."""
+    """Let this connection carry requests for others. Call this after the key proof, if any."""
     member.attach(channel)
     channel.handle(Initiator(channel))
 
@@ -297,7 +297,7 @@ class Responder:
         return True
 
     def end(self) -> None:
-        """Do nothing, because handshakes whose replies have been sent can continue without it."""
+        """Do nothing. Handshakes do not need this connection after their replies have been sent."""
 
     def _on_request(self, request: protocol.ConnectRequest) -> None:
         if not request.number or request.number in self.group:

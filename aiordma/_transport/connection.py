@@ -85,7 +85,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     @finalizer
     def __del__(self) -> None:
-        """Abort a connection that the user dropped while open. May run in any thread."""
+        """Abort a connection that the user dropped without closing it. May run in any thread."""
         super().__del__()
         if (counted := getattr(self, "_statistics", None)) is not None:
             observation.connection_finalized(counted)
@@ -257,10 +257,11 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         await self._closed.wait()
 
     def _close_at_exit(self, error: BaseException) -> None:
-        """Start closing in the background, because an exception is ending the program.
+        """Close the connection in the background, because `error` is ending the program.
 
-        The exception must propagate immediately. During a wait, the peer or another task could
-        react to the close and end the program in another way. The loop's shutdown waits instead.
+        The exception must propagate immediately. If it waited for the close, the peer or another
+        task could react to the close and end the program differently. The loop's shutdown waits
+        for the close instead.
         """
         if self._closed.is_set() or self._affinity.is_after_fork:
             return

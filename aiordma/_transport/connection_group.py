@@ -89,12 +89,12 @@ class ConnectionGroup:
 
     @property
     def alive(self) -> bool:
-        """Whether the group can open further connections, now or later."""
+        """Whether the group is open and the peer accepts further connections over it."""
         return self.peer_accepts and self._end_reason is None and bool(self._members)
 
     @property
     def usable(self) -> bool:
-        """Whether new connections should use the group. False while abandoned requests are open."""
+        """Whether to connect over the group. False while an abandoned request awaits its reply."""
         return self.alive and not self.overdue
 
     def new(self) -> GroupMember:

@@ -88,8 +88,7 @@ def max_rails(config: Config, devices: tuple[verbs.Device, ...]) -> int:
     return config.max_rails or len(devices)
 
 
-# Verbs errors that mean the route does not work now, because the port is not active or the peer
-# cannot be reached from the GID.
+# These verbs errors mean that the port is not active, or that the GID has no route to the peer.
 _ROUTE_ERRORS = NO_ROUTE | {errno.ENETDOWN}
 
 
@@ -337,7 +336,8 @@ class AddressedEndpoint(RailEndpoint):
         except ValueError as error:
             raise ProtocolError(f"the peer's queue pair is incompatible: {error}") from error
         except VerbsError as error:
-            # A failed device also moves its queue pairs to ERR, but it reports EIO.
+            # EINVAL and the state ERR mean that the peer's queue pair is gone. If the device has
+            # failed, the state is also ERR, but the error is EIO.
             if error.errno != errno.EINVAL or self.qp.query().qp_state is not verbs.QPState.ERR:
                 raise
             raise HandshakeBrokenError(

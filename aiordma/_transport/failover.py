@@ -121,7 +121,10 @@ class Failover:
             getattr(self, f"_{step}")(*what)
 
     def can_fail_over(self, elsewhere: bool) -> bool:
-        """Return whether another rail could become the lead, on another device if `elsewhere`."""
+        """Return whether another rail could become the lead.
+
+        If `elsewhere` is True, only rails on other devices count.
+        """
         lead = self.rails.lead
         return any(
             self._alive(rail) and not (elsewhere and rail.device == lead.device)
@@ -146,9 +149,9 @@ class Failover:
             return
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
         resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
-        # If the peer has not chosen a rail yet, choose the one that came up first, not the one with
-        # the lowest number. If the RailReady of the latter was lost with the lead, it is up on one
-        # side only, and the two sides would choose different rails.
+        # If the peer has not chosen a rail yet, choose the rail that came up first. A rail whose
+        # RailReady was lost with the lead is up on one side only. If it were chosen because of its
+        # lower number, the two sides would choose different rails.
         lanes = self.rails.messages.outbox.stripes.lanes
         up = [rail for lane in lanes for rail in alive if rail.queue is lane.rail]
         if candidates := resumed + up:
@@ -166,7 +169,7 @@ class Failover:
             self._take(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
 
     def on_rail_up(self) -> None:
-        """Repeat the search for a lead, if one is under way, because a rail has come up."""
+        """Repeat an ongoing search for a lead, because a rail has come up."""
         self._take(_E.RAIL_UP)
 
     def stop(self) -> None:
@@ -184,8 +187,8 @@ class Failover:
         assert queue is not None
         self.rails.set_lead(rail)
         self.leads += 1
-        # Move the pending work before `moved` replaces the region keys. Work requests contain only
-        # the key for the previous lead, which is needed to look up the region.
+        # Move the pending work before calling `moved`, which replaces the keys of all regions. The
+        # region of a work request can be found only by its key for the previous lead.
         self.rails.messages.switch_lead(queue, self.leads)
         self.moved(rail)
         if self.resume and self.resume[0] == rail.number and not queue.failed:

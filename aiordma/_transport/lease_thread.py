@@ -88,7 +88,7 @@ class Deadline:
                 thread.on_cancelled()
 
     def _is_current_thread(self) -> bool:
-        """Return whether this is the lease thread, interrupted by a finalizer during the action."""
+        """Return whether this is the lease thread, which must not wait for its own action."""
         here = threading.get_ident()
         return any(thread.ident == here for thread in self._threads)
 
@@ -128,7 +128,7 @@ class _LeaseThread(ServiceThread):
     # must be woken. This thread publishes the time of its next check before it looks for changes.
 
     def add(self, deadline: Deadline) -> None:
-        """Add a deadline. The thread may have missed it if `ending` is True afterwards."""
+        """Add a deadline. If `ending` is True afterwards, the thread may end without running it."""
         deadline._threads.append(self)
         self._new.append(deadline)
         if deadline.when < self._next_check:

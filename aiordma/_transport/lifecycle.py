@@ -469,8 +469,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         `at_once` releases the resources immediately. Do not use it within a drain.
         """
         if self._state in (ConnectionState.DRAINING, ConnectionState.GOODBYE_SENT):
-            # The peer has not said goodbye. `stop` delivers the messages that the peer already
-            # knows to have arrived.
+            # The peer has not said goodbye. `stop` still delivers the messages whose sends have
+            # completed at the peer.
             self._queue.stop(ConnectionClosedError())
         if self._advance(LifecycleEvent.FINISHED, ConnectionClosedError()):
             if at_once and not self._queue.table.wakeups.calling_back:
@@ -546,7 +546,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     @finalizer
     def __del__(self) -> None:
-        """Abort a connection that the user dropped while open. May run in any thread."""
+        """Abort a connection that the user dropped without closing it. May run in any thread."""
         super().__del__()
         ended = getattr(self, "_close_cause", None) is not None
         if ended and self._loop.is_closed() and not self._affinity.is_after_fork:

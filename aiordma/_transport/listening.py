@@ -16,8 +16,8 @@ logger = logging.getLogger("aiordma.transport")
 # Maximum number of attempts to find a port number that is free on all addresses.
 TRIES = 32
 
-# Errors that mean this machine does not currently have the address, or has no device for it. The
-# host's other addresses may still work.
+# These errors mean that this machine does not currently have the address, or has no device for it.
+# The host's other addresses may still work.
 NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENODEV})
 
 
@@ -34,10 +34,10 @@ P = TypeVar("P", bound=Port)
 
 
 def open_ports(make: Callable[[Address], P], addresses: Sequence[Address]) -> list[P]:
-    """Listen on all addresses that belong to this machine. Raises if none of them does.
+    """Listen on the addresses that belong to this machine. Raises if it has none of them.
 
-    If the port is 0, the system chooses a number for the first address. If the same number is in
-    use on another address, try again with a different number.
+    If the port is 0, the system chooses a number for the first address. If this number is in use on
+    another address, a different number is tried.
     """
     distinct = list(dict.fromkeys(addresses))
     for attempts_left in reversed(range(TRIES)):
@@ -90,7 +90,7 @@ def is_local_address(host: str) -> bool:
 
 
 def _port_in_use_error(host: str, port: int) -> AddressError:
-    """Return an error that says that the port is in use.
+    """Return the error for a port that is in use.
 
     The connection manager reports EADDRNOTAVAIL instead of EADDRINUSE if either this listener or
     the one that uses the port is bound to the wildcard address.

@@ -93,8 +93,8 @@ class Memory:
     def move(self, driver: Driver) -> None:
         """Switch to the memory pool and registrations of the new lead's driver.
 
-        Hold the driver until `close`, because blocks from its pool may still be in use after
-        another rail becomes the lead.
+        This takes a reference to `driver`, which `close` releases. Blocks from its pool may still
+        be in use after another rail becomes the lead.
         """
         driver.hold()
         self._drivers.append(driver)

@@ -76,7 +76,7 @@ _hooks: list[ConnectionHook] = []
 
 @dataclass(frozen=True)
 class _Event:
-    """An event to count. `names` maps ProcessCounts fields to the keys to increment."""
+    """An event to count. `names` maps each counter in ProcessCounts to the key to increment."""
 
     names: dict[str, str]
 
@@ -167,7 +167,7 @@ def connection_began(connection: _transport.Connection, peer: str, *, accepted: 
 def connection_ended(
     connection: _transport.Connection, peer: str, error: BaseException, *, accepted: bool
 ) -> None:
-    """Report the end of a connection that `connection_began` reported. Release resources first."""
+    """Report the end of a connection that has begun. Its resources must have been released."""
     in_order = isinstance(error, ConnectionClosedError)
     _count_end("ended" if in_order else "broken", None if in_order else error)
     if _hooks:

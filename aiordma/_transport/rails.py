@@ -71,8 +71,8 @@ OFFER_BURST, OFFER_RATE = MAX_RAILS, 1.0
 # after each failure.
 FIRST_DELAY, MAX_DELAY = 0.25, 5.0
 
-# Errors that mean this side cannot create a rail, because of the device, the route to the peer, or
-# a lack of memory.
+# These errors mean that this side cannot create a rail, because of the device, the route to the
+# peer, or a lack of memory.
 UNMADE = (RDMAError, OSError, ValueError, MemoryError)
 
 
@@ -251,13 +251,13 @@ class RailSlot:
         self._token: object = None
 
     def watch(self, config: Config) -> None:
-        """Open the device and subscribe to its events, unless already done. Raises on failure."""
+        """Open the device and subscribe to its events, if it is not open yet. Raises on failure."""
         if self._driver is None:
             self._driver = driver_at((self.device,), config, None)
             self._token = self._driver.subscribe(self._event)
 
     def up(self, now: float) -> None:
-        """Record that a rail is up. If it lasts for MAX_DELAY, the retry delay is reset."""
+        """Record that a rail is up. If it stays up for MAX_DELAY, the retry delay is reset."""
         self._proved_at = now + MAX_DELAY
 
     def retry_later(self, now: float) -> None:
@@ -381,7 +381,7 @@ class Rails:
             observation.rail_broke(rail.device)
 
     def _limit(self, rail: Rail) -> None:
-        """Restart the time limit for the peer's next step, or stop it if none is awaited."""
+        """Stop the rail's timer, and restart it if the peer has to take the next step."""
         if rail.limit is not None:
             rail.limit.cancel()
         if rail.state in AWAITED:
@@ -397,8 +397,9 @@ class Rails:
         if rail.state is not state:
             return
         if state is _S.STOPPED:
-            # Without the peer's confirmation, held chunks cannot be sent on another rail, because a
-            # late packet on the stopped rail could overwrite newer bytes.
+            # The chunks of a stopped rail are held until the peer confirms the stop. Until then,
+            # they cannot be sent on another rail, because a late packet on the stopped rail could
+            # overwrite newer bytes.
             if self.messages.outbox.stripes.has_held_chunks(rail.number):
                 self.messages.lead.connection_broke(error)
         else:
@@ -501,7 +502,6 @@ class Rails:
                 rail.queue.post_checked(Probe(lambda: None))
 
     def set_lead(self, rail: Rail) -> None:
-        """Make `rail` the lead."""
         if rail.state is _S.CONNECTING:  # the peer already uses this rail
             self._advance(rail, _E.READY)
             rail.ready_expected = True
@@ -511,7 +511,7 @@ class Rails:
             self._limit(it)  # restart it, because the peer could not send without a lead
 
     def log_lead_change(self, again: int) -> None:
-        """Log that the peer uses the new lead. `again` counts the retransmitted items."""
+        """Log that the peer uses the new lead. `again` is the number of items to retransmit."""
         took = 1e3 * (self.clock() - self.broken_lead.broke_at)
         text = (
             f"is the new lead, {took:.3g} ms after {self.broken_lead.device} broke; retransmitting "
@@ -575,7 +575,6 @@ class Rails:
                     steps.callback(rail.queue.close)
 
     def close(self) -> None:
-        """Release all rails."""
         with ExitStack() as steps:
             for rail in self.rails:
                 steps.callback(rail.release)
@@ -641,7 +640,7 @@ class OfferingRails(Rails):
             slot.up(self.clock())
 
     def stop_lead(self) -> None:
-        """Stop the lead, and offer rails on its device from now on."""
+        """Stop the lead, but first add a slot for its device, so that rails are offered on it."""
         for device in self.devices:
             if device.name == self.lead.device and device.name not in self.slots:
                 with suppress(RDMAError, OSError):  # the next offer tries again
@@ -712,7 +711,7 @@ class OfferingRails(Rails):
 
     def _acknowledged(self, rail: Rail) -> None:
         if rail.state is _S.CONNECTING:
-            # Send RailReady first, because the transition sends the memory keys for the rail.
+            # The transition to UP sends memory keys for the rail. They must follow the RailReady.
             self._send(protocol.RailReady(0, rail.number))
         if rail.state is _S.CONNECTING:  # otherwise, sending has ended the connection
             self._advance(rail, _E.READY)
@@ -794,10 +793,10 @@ class AnsweringRails(Rails):
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:
         """Create a queue pair and connect it to the peer's.
 
-        Try the unused devices first. If one of them fails, it is expected to recover if its port is
-        down or if it has had a rail before. In this case, do not put a second rail on a device in
-        use, because the rail could not move to the unused device later. The peer will offer a rail
-        again. If no device works, the first device's error is raised.
+        Unused devices are tried first. If one of them fails but is likely to recover, the devices
+        in use are not tried, because a second rail on them could not move to the recovered device
+        later. The peer will offer a rail again. A device is likely to recover if its port is down,
+        or if it has had a rail before. On failure, the first error is raised.
         """
         to = verbs.GID(remote.gid) if remote.is_global else None
         had_rail = {rail.device for rail in self.rails}

@@ -69,7 +69,7 @@ class Regions:
         share._create_rail_keys()  # for rails that came up in the meantime
 
     def renumber(self, share: Share) -> None:
-        """Give the share a new id for a new token, because the key in the old token is gone."""
+        """Give the share a new id for a new token. The key in the old token no longer exists."""
         self.forget(share)
         share.region_id = self.next_id()
         self.add(share)
@@ -111,7 +111,7 @@ class Regions:
     # ---- the peer's memory ---------------------------------------------------------------
 
     def check(self, token: RegionToken) -> None:
-        """Raise ValueError or LeaseEndedError if the token is known to be invalid here."""
+        """Raise ValueError or LeaseEndedError if this side can tell that the token is invalid."""
         region, granter = f"region {token.region_id:#x}", token.region_id >> NUMBER_BITS
         if granter == self._granter != self._peer:
             raise ValueError(f"{region} belongs to this side: only the peer can open its token")
@@ -193,7 +193,7 @@ class Regions:
     # ---- rails ---------------------------------------------------------------------------
 
     def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
-        """Add a rail, and create its keys for all shares that the peer has been told about."""
+        """Add a rail, and create its keys for all shares that have been announced to the peer."""
         self.rails[rail] = pool
         for share in list(self.shares.values()):
             if share.told:

@@ -34,7 +34,7 @@ class RemoteMemory(RemoteBase):
         self._allowed: int = int(range.token.access)
 
     def _require(self, user: object, right: int, local: Local) -> None:
-        """Raise unless an operation that needs `right` can use this memory and `local` now."""
+        """Raise if an operation that needs `right` cannot use this memory and `local` now."""
         self._check_use(user, right, len(local))
         if self._root._user is None:
             raise BufferStateError(
@@ -223,7 +223,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         return BufferStateError(f"{self!r} cannot be used again")
 
     def _mark_unusable(self) -> None:
-        """Mark the region as unusable, because the owner has revoked it or gets it back."""
+        """Mark the region as unusable after the owner has revoked it or this side returns it."""
         self._usable: bool = False
         self._sharing.regions.end(self.token.region_id)
         self._wake()

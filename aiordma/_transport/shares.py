@@ -94,7 +94,7 @@ class Share:
         self._oldest_key.on_ready(callback)
 
     def _rail_keys(self) -> Keys:
-        """Return (rail, key) pairs for the working keys. The token contains the key for rail 0."""
+        """Return (rail, key) pairs for the working keys. Omits rail 0: its key is in the token."""
         return tuple(
             (rail.number, key.rkey)
             for rail, key in self._keys.items()
@@ -103,7 +103,7 @@ class Share:
 
     @property
     def _oldest_key(self) -> share_keys.ShareKey:
-        """The oldest key. It represents all keys, because they end together."""
+        """The oldest key. All keys end together, so its state is the state of the share."""
         first = next(iter(self._keys.values()), self._replaced)
         assert first is not None
         return first
@@ -119,7 +119,7 @@ class Share:
             key.on_ready(partial(self._announce_key, rail))
 
     def _create_rail_keys(self) -> None:
-        """Create keys for all rails other than the lead. `_move` retries a key that failed."""
+        """Create a key for each rail except the lead. If this fails, `_move` tries again."""
         for rail, pool in self._sharing.regions.rails.items():
             with suppress(RDMAError, OSError, MemoryError):
                 self._add_rail(rail, pool)

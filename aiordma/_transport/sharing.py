@@ -163,8 +163,8 @@ class Sharing:
             self.regions.on_grant_sent(share)
             await sent
         except BaseException:
-            # The caller gets no Share and may reuse the memory. End the share even if the peer has
-            # already received the token.
+            # The caller does not get the Share and may reuse the memory. End the share even if the
+            # peer has already received the token.
             if sent is not None:
                 self._controls.withdraw(sent)
             share._end(notify=sent is not None)
@@ -298,15 +298,15 @@ class Sharing:
             await self.send(message)
             return await future
         except asyncio.CancelledError:
-            # If a grant arrives later, `_deliver_loan` finds the future cancelled and returns the
-            # region.
+            # If a grant arrives later, `_deliver_loan` returns the region, because the future has
+            # been cancelled.
             if future.done() and not future.cancelled() and future.exception() is None:
                 discard(future.result())
             future.cancel()
             raise
         except BaseException:
-            # This also handles the GeneratorExit of a task that is garbage-collected after its loop
-            # was closed. The future cannot be cancelled in this case.
+            # A task that is garbage-collected after its loop was closed also ends here, with
+            # GeneratorExit. Its future cannot be cancelled without the loop.
             self._finish_request(request_id)
             if future.done() and not future.cancelled():
                 future.exception()  # mark it as retrieved, because the same error is raised here
@@ -359,7 +359,7 @@ class Sharing:
                 self._granted(message)
             case protocol.RegionReturn():
                 share = self.regions.shares.get(message.region_id)
-                # A missing loan is not an error, because its lease may have just expired.
+                # If the loan is missing, its lease may have just expired. This is not an error.
                 if isinstance(share, Loan):
                     handed = share.hand_over()
                     self.regions.lent_bytes += len(handed)

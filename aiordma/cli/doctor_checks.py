@@ -15,8 +15,8 @@ from .doctor_facts import Facts
 
 MIB = 1 << 20
 
-# These values are estimates. A pool starts with a few 4 MiB slabs, and large messages need hundreds
-# of MiB.
+# The limits on locked memory below which the check reports a problem or a warning. The values are
+# estimates. A pool starts with a few 4 MiB slabs, and large messages need hundreds of MiB.
 MIN_MEMLOCK = 16 * MIB
 RECOMMENDED_MEMLOCK = 1024 * MIB
 

@@ -21,8 +21,8 @@ WARM_UP = 2
 # MOST is enough for a 99th percentile.
 MOST, LEAST, SECONDS = 1000, 3, 1.0
 
-# Each random message is a slice of one random block. The slice starts at a random offset of less
-# than this many bytes.
+# Random messages are slices of a single random block. Each slice starts at a random offset smaller
+# than SHIFT.
 SHIFT = 1 << 12
 
 

@@ -18,8 +18,8 @@ from aiordma._native import handles as h
 Address: TypeAlias = tuple[str, int]
 """A tuple (host, port) with a numeric IP address, optionally with a scope: ``fe80::1%eth0``."""
 
-# The layouts of struct sockaddr_in and sockaddr_in6 (ip(7), ipv6(7)). The family and the scope ID
-# are in host byte order. The port and the flow information are in network byte order.
+# The layouts of struct sockaddr_in and sockaddr_in6 (ip(7), ipv6(7)). The port and the flow
+# information are in network byte order, and all other integers are in host byte order.
 _FAMILY = struct.Struct("=H")
 _IPV4 = struct.Struct(">xxH4s8x")
 _IPV6 = struct.Struct(">xxHI16s")

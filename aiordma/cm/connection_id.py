@@ -25,9 +25,8 @@ from .address import Address, as_sockaddr, from_storage
 from .options import Options
 from .parameters import ConnectionParameters, PortSpace, check_private_data
 
-# A table of all open IDs, to look up the ID of an event. The keys consist of the library name and
-# the address of the C structure. All channels share one table, because an ID can migrate between
-# channels.
+# All open IDs, keyed by library name and by the address of the C structure. Events refer to their
+# ID by this address. All channels share the table, because an ID can migrate between channels.
 _ids: weakref.WeakValueDictionary[tuple[str, int], ConnectionId] = weakref.WeakValueDictionary()
 
 _ADDRESS_AND_FLAGS = 3  # RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
@@ -400,7 +399,7 @@ class ConnectionId(Options):
             del self._groups[number]
 
     def _leaving(self) -> Callable[[], None]:
-        """Return a function that leaves all groups. It does not keep this object alive."""
+        """Return a function that leaves all groups and does not keep this object alive."""
         calls, pointer, groups = self.library.calls, self.pointer, self._groups
 
         def leave() -> None:
@@ -457,7 +456,8 @@ class ConnectionId(Options):
         self.channel = channel
 
     def _check_bound(self, verb: str) -> None:
-        # librdmacm 44 dereferences a NULL pointer instead of returning EINVAL.
+        # If the ID is not bound to a device, librdmacm 44 dereferences a NULL pointer instead of
+        # failing with EINVAL.
         if self.context is None:
             error = VerbsError(errno.EINVAL, verb)
             raise explained(error, f"{self._about(error)}; the ID is not bound to a device")

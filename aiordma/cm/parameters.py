@@ -35,11 +35,10 @@ UDP_QKEY = 0x01234567
 """The Q_Key of queue pairs in PortSpace.UDP (``RDMA_UDP_QKEY``)."""
 
 
-# Each message has a private data field with a fixed size. For connections, the field has a size of
-# 92 bytes in REQ messages, 196 bytes in REP messages and 148 bytes in REJ messages
-# (IBTA volume 1, clause 12.6). For datagram services, it has a size of 216 bytes in requests and
-# 136 bytes in responses (clause 12.11). In both kinds of requests, the connection manager uses
-# 36 bytes of the field for its own header (rdma_connect(3)).
+# The size of the private data field depends on the message type. For connections, it is 92 bytes in
+# a REQ, 196 bytes in a REP and 148 bytes in a REJ message (IBTA volume 1, clause 12.6). For
+# datagram services, it is 216 bytes in a request and 136 bytes in a response (clause 12.11). In
+# requests, the connection manager uses 36 bytes for its own header (rdma_connect(3)).
 CONNECT_DATA_MAX = 56
 """The maximum size of the private data in a connection request (PortSpace.TCP), in bytes."""
 ACCEPT_DATA_MAX = 196

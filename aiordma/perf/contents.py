@@ -7,9 +7,9 @@ from random import Random
 # The difference between the seeds of the server's payload and the client's payload.
 SERVER = 1
 
-# The number of bytes to generate per call of `Random.randbytes`, which is limited to less than 256
-# MiB. The number is a multiple of 4, the generator's word size in bytes. Several calls therefore
-# return the same bytes as a single call.
+# The number of bytes to generate per call to `Random.randbytes`, which is limited to less than 256
+# MiB. Because the generator produces 4-byte words, changing PART to another multiple of 4 does not
+# change the contents.
 PART = 1 << 20
 
 

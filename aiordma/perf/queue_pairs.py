@@ -23,9 +23,8 @@ from .ends import End, Load, Run, imm_mismatch
 MEMORY = struct.Struct("!QI")
 """The last part of a token: the address and key of the memory the peer may access."""
 
-# Limits for the receives that each end posts: the maximum number of receives, the maximum size of
-# their memory in bytes, and the minimum number of receives. The minimum applies even if the
-# memory limit is then exceeded.
+# Each end posts at most RECEIVES receives, which use at most RECEIVE_MEMORY bytes in total. It
+# posts at least MIN_RECEIVES, even if these need more memory.
 RECEIVES, RECEIVE_MEMORY, MIN_RECEIVES = 1024, 64 << 20, 2
 
 # The access flags of registered memory, by operation. Queue pairs use the same flags without
@@ -53,7 +52,7 @@ class QueuePair(End):
         self._expected = load.expected
         self.count(load)
         opened, size = self._opened, len(load.sent)
-        # A write with immediate data consumes a receive but does not use the memory of the receive.
+        # A write with immediate data consumes a receive but does not use its memory.
         messages = 1 if opened.operation == "write" else size
         self._header = verbs.GRH_SIZE if opened.qp == "ud" else 0
         room = self._header + max(messages, 1)

@@ -36,7 +36,6 @@ class Where:
     server_polling_us: float
 
 
-# The settings that are copied into a record unchanged.
 COPIED_SETTINGS = (
     *("iterations", "warm_up", "connections", "depth", "batch", "imm", "verify_all", "gpu"),
     *("bidirectional", "inline", "moderation"),

@@ -322,7 +322,7 @@ class PerfServer:
         tokens = [end.prepare(load) for end in ends]
         for end, token in zip(ends, begin.tokens, strict=True):
             end.use(token)
-        # This program receives nothing for reads, atomics, and writes without immediate data.
+        # Reads, atomics, and writes without immediate data do not notify the server.
         receives_operations = load.numbered or opened.operation in ("send", "stream")
         tallies = [Tally(begin.verify_all) for _ in ends]
         tasks = [

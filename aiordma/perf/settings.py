@@ -35,9 +35,9 @@ It is one minute shorter than the server's `Limits.silence`.
 MAX_ITERATIONS = 100_000_000
 MAX_INLINE = 1 << 16
 
-# The maximum number, the minimum number and the maximum total size in bytes of warm-up operations.
-# The minimum number applies even if the total size is then exceeded. The warm-up fills caches and
-# page tables, and lets adaptive parts of the device settle. The values are estimates.
+# By default, a warm-up has at most WARM_UP operations, with at most WARM_UP_BYTES in total. It has
+# at least MIN_WARM_UP operations, even if these exceed WARM_UP_BYTES. The warm-up fills caches and
+# page tables, and gives adaptive parts of the device time to settle. The values are estimates.
 WARM_UP, MIN_WARM_UP, WARM_UP_BYTES = 200, 2, 32 * MIB
 
 

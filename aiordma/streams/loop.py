@@ -33,9 +33,9 @@ from . import client, server
 from .tls import TLSLimits
 from .transport import StreamTransport
 
-# The options of asyncio's `create_connection` and `create_server`. Some have no effect over RDMA,
-# because addresses are tried sequentially, a port can have only one listener, and
-# `Config.keep_alive` configures the keep-alive.
+# The options of asyncio's `create_connection` and `create_server`. All are accepted, but some have
+# no effect over RDMA. For example, `happy_eyeballs_delay` is ignored because addresses are tried
+# sequentially, and `keep_alive` is ignored because `Config.keep_alive` replaces it.
 OPTIONS = {"ssl", "sock", "family", "flags", "ssl_handshake_timeout", "ssl_shutdown_timeout"}
 CONNECT_OPTIONS = OPTIONS | {"local_addr", "server_hostname", "all_errors"}
 CONNECT_OPTIONS |= {"proto", "happy_eyeballs_delay", "interleave"}
@@ -45,8 +45,8 @@ SERVER_OPTIONS = OPTIONS | {"backlog", "start_serving", "reuse_address", "reuse_
 # True while asyncio's own `create_connection` is running, so that `sock_connect` uses TCP.
 _in_asyncio_connect: ContextVar[bool] = ContextVar("aiordma.streams.of_asyncio", default=False)
 
-# RDMA connections opened by `sock_connect` and not yet used by `create_connection`. Each connection
-# belongs to a finalizer, which aborts the connection if the socket is garbage-collected.
+# RDMA connections opened by `sock_connect` and not yet used by `create_connection`. A finalizer
+# holds each connection and aborts it if the socket is garbage-collected.
 _unclaimed_connections: WeakKeyDictionary[socket.socket, finalize[..., socket.socket]] = (
     WeakKeyDictionary()
 )

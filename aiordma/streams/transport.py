@@ -53,8 +53,8 @@ PIECE = 256 << 10
 WINDOW = 1 << 20
 # The number of messages in flight at which further writes are joined into one message.
 EAGER_WRITES = 4
-# Exceptions raised by operations after the connection has ended. ProtocolError is listed because it
-# is not a ConnectionError.
+# Exceptions raised by operations after the connection has ended. ProtocolError is not a subclass of
+# ConnectionError.
 ENDED = (ConnectionError, ProtocolError)
 
 # The content type of a TLS client's first record (RFC 8446, section 5.1).
@@ -123,7 +123,7 @@ class _Outbox:
         return bool(self.undelivered or self.size)
 
     def _take(self) -> memoryview:
-        """Remove and return the data of the next message. Copy it only to join several chunks."""
+        """Remove and return the data of the next message, joining small chunks."""
         most = self._piece
         first = self._chunks.popleft() if self._chunks else memoryview(b"")
         if len(first) < most and self._chunks:
@@ -349,8 +349,8 @@ class StreamTransport(_FlowControlMixin):
                 if inbox.taken == len(message):
                     inbox.drop()
         except StopAsyncIteration:
-            # If the peer has closed the connection cleanly, all sends have completed. Their
-            # callbacks may be scheduled after this task, so let them run first.
+            # When the peer closes the connection cleanly, all sends have completed, but their
+            # callbacks may not have run yet. Let the callbacks run first.
             await asyncio.sleep(0)
             error = reset(self._connection, NOT_READ) if self._outbox.owed else None
             self._take_eof()
@@ -400,9 +400,9 @@ class StreamTransport(_FlowControlMixin):
         if self.is_reading():
             self._paused = True
             if self._protocol_paused:
-                # Check now whether the connection has failed, because the paused reading task
-                # cannot report it. Otherwise, a protocol that waits for its data to be sent before
-                # it resumes reading would wait forever.
+                # Check now whether the connection has failed, because the reading task cannot
+                # report a failure while it is paused. A protocol that resumes reading only after
+                # its data has been sent would otherwise wait forever.
                 self._flush()
 
     def resume_reading(self) -> None:
@@ -479,8 +479,8 @@ class StreamTransport(_FlowControlMixin):
             closed = isinstance(error, ConnectionClosedError)
             self._force_close(reset(self._connection, NOT_READ) if closed else error)
         # If reading is not paused, the reading task delivers earlier messages and then reports the
-        # error. Until then, written data stays in the outbox and counts towards the watermarks, so
-        # the writer pauses.
+        # error. Until then, written data stays in the outbox. The protocol is told to pause writing
+        # when the outbox reaches the high-water mark.
 
     def _sent(self) -> None:
         if self._lost:

@@ -42,8 +42,8 @@ NAMES = public()
 OFFERED = {name.value for name in NAMES if isinstance(name.value, type)}
 MODULES = sorted({name.module for name in NAMES})
 
-# Internal types. Methods that accept them are omitted, and constructors that accept them are shown
-# without a signature.
+# Match internal types in signatures. A method that matches _INTERNAL_METHOD is omitted. If a
+# constructor matches _INTERNAL, only its signature is omitted.
 _INTERNAL_METHOD = re.compile(r"\bh\.|\bSharing\b|: '?More\b")
 _INTERNAL = re.compile(r"\bh\.|\bNode\[|Pointer\b|\bSharing\b|: '?(Block|MemoryRegion|Side|More)\b")
 # Public spellings of internal type names.
@@ -183,7 +183,7 @@ def introduction(module: str) -> list[str]:
 
 
 def _targets(module: str) -> dict[str, str]:
-    """Map each name and member to its full name, preferring those of ``module``."""
+    """Map each name and member to its full name. Names in ``module`` take precedence."""
     found: dict[str, str] = {}
     for name in sorted(NAMES, key=lambda name: name.module != module):
         inside = (*MEMBERS.get(name, ()), *ATTRIBUTES.get(name, ()))

@@ -120,9 +120,12 @@ static void read_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 	}
 }
 
-/* Start and end polling for each completion. In rdma_rxe's library (rdma-core 44), end_poll after a
- * next_poll that has found nothing skips an entry, so the sequence of ibv_create_cq_ex(3) would
- * lose the next completion. */
+/* Poll up to `capacity` completions. Returns their number, or a negative errno value.
+ *
+ * Each completion is polled with its own start_poll and end_poll. The usual sequence with next_poll
+ * (ibv_create_cq_ex(3)) would lose a completion with rdma_rxe's library (rdma-core 44). If
+ * next_poll finds the CQ empty, that library's end_poll skips the next entry.
+ */
 static int poll_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 			 struct aiordma_completion_more *more, int capacity)
 {

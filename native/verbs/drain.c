@@ -7,8 +7,8 @@
 
 #include "boundary.h"
 
-/* SPIN_AT_MOST_US limits `spin_us`. A spin shorter than BUSY_AT_MOST_US is extended up to that time
- * while the device makes progress. Both limits are short because the event loop's other tasks wait
+/* A spin takes at most SPIN_AT_MOST_US. While the device makes progress, a shorter spin continues,
+ * but not beyond BUSY_AT_MOST_US. Both limits are short because the event loop's other tasks wait
  * during a spin. */
 enum { SPIN_AT_MOST_US = 1000, BUSY_AT_MOST_US = 200 };
 
@@ -67,10 +67,15 @@ static void hold_polling(struct aiordma_drain *drain, int holds)
 	drain->holds = holds;
 }
 
-/* Poll for `spin_us`, and start again whenever the device makes progress, up to the limits above.
- * Otherwise, a long transfer would need an iteration of the caller's event loop for every buffer.
- * Set `busy` only if the device still made progress at the end. A spin that times out without
- * progress must count as a miss, or two processes on one core would starve each other. */
+/* Poll for events until one arrives or the device has made no progress for `spin_us`.
+ * SPIN_AT_MOST_US and BUSY_AT_MOST_US limit the total time. A spin continues while the device makes
+ * progress, because a long transfer would otherwise need an iteration of the caller's event loop
+ * for every buffer.
+ *
+ * Set `busy` if no event arrived but the device was still making progress. A spin without progress
+ * must count as a miss. Otherwise, two processes on one core would starve each other. Returns 0 or
+ * a negative errno value.
+ */
 static int spin(struct aiordma_drain *drain)
 {
 	const struct aiordma_device_calls *device = drain->calls->device;

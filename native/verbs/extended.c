@@ -1,10 +1,9 @@
-/* Wrappers of calls that no library exports. Programs reach these calls through function pointers,
- * most of which are located in front of the context.
+/* Wrappers for calls that no library exports. Programs reach these calls through function pointers,
+ * most of them in struct verbs_context. This struct embeds the struct ibv_context as its last
+ * member. New pointers are added at its head, and `sz` is the size in the installed library.
  *
- * A call may be missing for three reasons: an old context has no struct verbs_context around it, an
- * old library has fewer calls, or the provider does not implement the call. The wrappers then fail
- * with EOPNOTSUPP. struct verbs_context grows at its head, and `sz` contains its size. If a simpler
- * exported call is sufficient (ibv_create_srq, ibv_create_qp), the caller uses it instead.
+ * A wrapper fails with EOPNOTSUPP if an old context is not part of a struct verbs_context, if the
+ * library is too old for the call, or if the provider does not implement it.
  */
 #include <errno.h>
 

@@ -10,9 +10,9 @@ int aiordma_system_calls(const struct aiordma_calls **calls, char *error, size_t
 
 /* ---- posting.c ------------------------------------------------------------------------------- */
 
-/* A work request for a send queue. Members that are never used together share memory. imm_data is
- * in host byte order. The SGEs are sges[first_sge .. first_sge + num_sge) of a separate array.
- * Atomics and atomic writes use one SGE. BIND_MW, LOCAL_INV and FLUSH do not use any. */
+/* A work request for a send queue. Its SGEs are sges[first_sge .. first_sge + num_sge) of a
+ * separate array. Atomics and atomic writes use one SGE. BIND_MW, LOCAL_INV and FLUSH do not use
+ * any. imm_data is in host byte order. */
 struct aiordma_send {
 	uint64_t wr_id;
 	union {
@@ -60,17 +60,17 @@ struct aiordma_send {
 	};
 };
 
-/* Post `count` work requests with as few doorbells as the chain allows (blocks of 64). Returns 0 or
- * the errno value of ibv_post_send, and stores the number of accepted requests in `posted`. With
- * `extended` (the result of ibv_qp_to_qp_ex), the ibv_wr_* builders are used with one doorbell, and
- * either all requests are posted or none. */
+/* Post `count` work requests. If `extended` is NULL, ibv_post_send posts them in chains of up to
+ * 64. Otherwise, `extended` must be the result of ibv_qp_to_qp_ex, and the ibv_wr_* builders post
+ * either all requests or none. Returns 0 or an errno value. Stores the number of accepted requests
+ * in `posted`, even on failure. */
 int aiordma_post_send(struct ibv_qp *qp, struct ibv_qp_ex *extended,
 		      const struct aiordma_send *sends, uint32_t count, const struct ibv_sge *sges,
 		      uint32_t *posted);
 
-/* Post one request to a vendor-specific queue pair. `ah`, `number` and `key` identify the peer,
- * because the request does not contain the peer's address. The peer is set with wr_set_dc_addr if
- * `dc` is not NULL, and otherwise with wr_set_ud_addr. Returns 0 or an errno value. */
+/* Post one request to a vendor-specific queue pair. The peer is identified by `ah`, `number` and
+ * `key` instead of by members of `send`. It is set with wr_set_dc_addr, or with wr_set_ud_addr if
+ * `dc` is NULL. Returns 0 or an errno value. */
 int aiordma_post_addressed(struct ibv_qp_ex *qp, struct mlx5dv_qp_ex *dc,
 			   const struct aiordma_send *send, const struct ibv_sge *sges,
 			   struct ibv_ah *ah, uint32_t number, uint64_t key);
@@ -119,12 +119,12 @@ struct aiordma_completion_more {
 	uint32_t tm_priv;
 };
 
-/* Returns the cq_context that an extended CQ must have, because the functions below use it to
+/* Returns the value that cq_context must have in every extended CQ. The functions below use it to
  * distinguish extended CQs from classic ones. */
 void *aiordma_extended_cq_context(void);
 
-/* Take up to `capacity` completions of one CQ, polling for up to `spin_us` while there is none.
- * `more` may be NULL. Returns their number, or a negative errno value. */
+/* Take up to `capacity` completions of one CQ. If the CQ is empty, poll it for up to `spin_us`.
+ * `more` may be NULL. Returns the number of completions, or a negative errno value. */
 int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out,
 		 struct aiordma_completion_more *more, int capacity, uint32_t spin_us);
 
@@ -182,17 +182,17 @@ int aiordma_timer_set(int fd, uint64_t at_ns);
 
 /* ---- bring_up.c ------------------------------------------------------------------------------ */
 
-/* Bring a queue pair from RESET to INIT, RTR and RTS with three calls of ibv_modify_qp(3). Each
- * call has a mask that selects its attributes in `attr`, except for the state, which this function
- * sets. Returns 0, or the result of the first call that failed. After a failure, errno is as that
- * call left it, and `attr` contains the state that the call should have set. */
+/* Move a queue pair from RESET through INIT and RTR to RTS with three calls of ibv_modify_qp(3).
+ * `to_init`, `to_rtr` and `to_rts` are their attribute masks. This function sets attr->qp_state
+ * itself. Returns 0, or the result of the call that failed. After a failure, errno is the value set
+ * by that call or 0, and attr->qp_state is the state that could not be reached. */
 int aiordma_bring_up(const struct aiordma_calls *calls, struct ibv_qp *qp, struct ibv_qp_attr *attr,
 		     int to_init, int to_rtr, int to_rts);
 
 /* ---- extended.c: calls that no library exports ----------------------------------------------
  *
- * Each is the inline call of the same name in <infiniband/verbs.h>: it goes through the context.
- * EOPNOTSUPP (or NULL with that errno) where the context, the library or the provider lacks it. */
+ * These functions correspond to inline functions in <infiniband/verbs.h>. They fail with EOPNOTSUPP
+ * if the context, the library or the provider lacks the call. */
 
 /* Query all attributes that the library supports. Other members of `attr` are not changed, so the
  * caller must zero them first. */

@@ -1,6 +1,6 @@
-/* Posts many work requests per call from Python to send and receive queues. Sends use
+/* Posts many work requests to send and receive queues with one call from Python. Sends use
  * ibv_post_send, or the ibv_wr_* builders if the queue pair was created for them (ibv_wr_post(3)).
- * Both take the same array. */
+ * struct aiordma_send describes a request in either case. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <string.h>
@@ -109,8 +109,8 @@ static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint
 
 /* ---- the builders -------------------------------------------------------------------------- */
 
-/* Call a builder of the queue pair. If the queue pair was not created for the operation, the
- * builder may be NULL. Return EOPNOTSUPP in this case. */
+/* Call a builder of `qp`, or make the enclosing function return EOPNOTSUPP if the builder is NULL.
+ * A queue pair may lack the builders of operations that it was not created for. */
 #define BUILD(builder, ...)                                                                        \
 	do {                                                                                       \
 		if (!qp->builder)                                                                  \
@@ -118,8 +118,8 @@ static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint
 		qp->builder(qp, ##__VA_ARGS__);                                                    \
 	} while (0)
 
-/* Join the pieces, because wr_set_inline_data_list of rdma_rxe (rdma-core 44) sends an empty
- * message. */
+/* Set the inline data of the current request. Several SGEs are copied into one buffer first,
+ * because wr_set_inline_data_list of rdma_rxe sends an empty message (rdma-core 44). */
 static int set_inline(struct ibv_qp_ex *qp, const struct ibv_sge *sge, uint32_t num_sge)
 {
 	uint8_t joined[INLINE_MOST];
@@ -194,8 +194,8 @@ static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const st
 	int rc;
 
 	qp->wr_id = send->wr_id;
-	/* Other providers need only the setter for inline data, but rdma_rxe also needs
-	 * IBV_SEND_INLINE. */
+	/* Keep IBV_SEND_INLINE. With most providers, the setter for inline data is sufficient, but
+	 * rdma_rxe also requires the flag. */
 	qp->wr_flags = send->send_flags;
 	if (!send->num_sge)
 		qp->wr_flags &= ~(unsigned int)IBV_SEND_INLINE;

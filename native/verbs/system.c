@@ -1,5 +1,5 @@
-/* Loads the system's libraries when they are first needed. Building and importing do not need
- * them. */
+/* Loads the system's libraries when they are first needed, so that aiordma can be built and
+ * imported without them. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static const struct library cm_library = {
 	"librdmacm1 (Debian, Ubuntu), librdmacm (Fedora, RHEL), rdma-core (Arch)",
 };
 
-/* The message begins with "library" or "symbol", so that the caller sees which is missing. */
+/* Load a library. Returns NULL and writes a message to `error` on failure. */
 static void *open_library(const struct library *library, char *error, size_t error_size)
 {
 	void *handle = dlopen(library->soname, RTLD_NOW | RTLD_LOCAL);

@@ -1,5 +1,5 @@
-/* The ABI of libibverbs and librdmacm, as read by the C compiler. Contains the declarations, the
- * system types that they need, and the tables of calls. cffi reads the same declarations
+/* The ABI of libibverbs and librdmacm for C sources. This file includes all declarations and the
+ * system headers that they need, and defines the tables of calls. cffi reads the same declarations
  * (lib_source.py). */
 #pragma once
 

@@ -1,10 +1,11 @@
-/* All exported calls that are used, one per line: CALL(library, result, name, arguments).
+/* All exported calls that aiordma uses: CALL(library, result, name, arguments).
  *
  * There is no include guard, because the list is expanded several times (struct aiordma_calls in
- * abi.h, the dlopen table in system.c, the embedded device's table). The build reads the same lines
- * for cffi, so keep each call on one line. OPTIONAL calls are newer than the oldest supported
- * library (rdma-core 32); if a library lacks one, its entry is NULL. A file that does not
- * distinguish the two defines only CALL.
+ * abi.h, the dlopen table in system.c, the embedded device's table). Keep each call on one line,
+ * because the build also parses this file for cffi.
+ *
+ * OPTIONAL calls are newer than the oldest supported library (rdma-core 32). If a library lacks
+ * one, its entry is NULL. Files that treat both kinds alike define only CALL.
  */
 #ifndef OPTIONAL
 #define OPTIONAL CALL

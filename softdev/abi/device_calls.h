@@ -1,9 +1,9 @@
 /* Calls of a device that are not verbs and exist only in this project. This file must not contain
  * preprocessor directives, because cffi reads it.
  *
- * Each entry is optional. It is NULL if the device does not implement the call, so callers must
- * check it. The system's libraries have only `provider_calls`, and the embedded device has all
- * others.
+ * Callers must check each entry, because it is NULL if the device does not implement the call. The
+ * embedded device implements every call except `provider_calls`. The table for the system's
+ * libraries contains only `provider_calls`.
  */
 /* The medium that carries the bytes of a queue pair. */
 enum aiordma_wire {
@@ -24,7 +24,7 @@ struct aiordma_fault_counts {
 	uint64_t registrations;
 	uint64_t handshakes;
 	uint64_t retried; /* retransmissions caused by the faults */
-	uint64_t chances; /* times that a fault with a nonzero probability could have occurred */
+	uint64_t chances; /* events that an enabled fault could have affected */
 };
 
 /* Bytes of the peer's completed operations on this side's memory. Each operation counts once, even
@@ -36,22 +36,21 @@ struct aiordma_served {
 
 struct aiordma_device_calls {
 	/* Returns a counter of the device's progress. It increases when an application thread does
-	 * the device's work. It also increases for every transferred part of a message except the
-	 * last part. */
+	 * the device's work, and when a part of a message has been transferred but more parts
+	 * follow. */
 	unsigned (*progress)(void);
 
 	/* Called with 1 when a thread starts polling in a loop, and with 0 when it stops. Peers
 	 * need not notify this process while the thread polls. */
 	void (*busy_poll)(int starts);
 
-	/* Called with 1 if the caller has found work and will poll again soon. Called with -1 to
-	 * withdraw this announcement, and with 0 to renew it. Peers need not notify this process
-	 * until the announcement is withdrawn. If the caller takes longer, the device's thread
-	 * polls every half a millisecond. */
+	/* Announce that the calling thread will poll again soon (1), repeat the announcement (0),
+	 * or withdraw it (-1). Until it is withdrawn, peers need not notify this process. If
+	 * the calling thread does not poll, the device's thread polls every 0.5 ms instead. */
 	void (*hold_polling)(int change);
 
-	/* Returns how often the device has written to peers: in the upper half to peers that it had
-	 * to wake, and in the lower half to peers that were polling. */
+	/* Returns two counts of writes to peers. The upper 32 bits count writes that had to wake
+	 * the peer, and the lower 32 bits count all others. */
 	uint64_t (*peer_wakeups)(void);
 
 	/* Make the fd of an event channel readable whenever the device has work to do, and not only
@@ -67,26 +66,25 @@ struct aiordma_device_calls {
 	 * pages. */
 	struct ibv_mr *(*reg_own_mr)(struct ibv_pd *pd, void *addr, size_t length, int access);
 
-	/* Create a region that contains all memory of the process. The region is used for sending
-	 * from, receiving into and binding windows to any address that the caller has mapped.
-	 * Devices that pin pages do not have this call. */
+	/* Create a region that covers the whole address space of the process. Any mapped memory can
+	 * then be used for sends, receives and memory windows. Devices that pin pages do not have
+	 * this call. */
 	struct ibv_mr *(*reg_local_dma)(struct ibv_pd *pd);
 
 	/* Returns the medium of a queue pair. Cards do not have this call, because a card uses one
 	 * medium for all queue pairs. The port's attributes tell which one. */
 	enum aiordma_wire (*wire)(struct ibv_qp *qp);
 
-	/* Make the queue pair fail when its peer is lost. As soon as this side learns that the
-	 * peer's process has ended, or gives up the path to it, the queue pair raises
-	 * IBV_EVENT_QP_FATAL and flushes all requests. Without this call, the queue pair stays in
-	 * its state, as on a card, which does not watch its peers. Called before the queue pair is
-	 * connected. */
+	/* Make the queue pair fail when its peer is lost. If the peer's process ends or the path to
+	 * it fails, the queue pair raises IBV_EVENT_QP_FATAL and flushes all requests. By default,
+	 * losing the peer does not change the state, because a card does not monitor its peers
+	 * either. Must be called before the queue pair is connected. */
 	void (*end_with_peer)(struct ibv_qp *qp);
 
-	/* Returns 1 if the host with the address `gid` also has the address `peer`, as far as this
-	 * host knows: they are equal, or both are local. A device that connects to the address in a
-	 * peer's endpoint has this call, so that its caller can check where the endpoint came
-	 * from. */
+	/* Returns 1 if `gid` and `peer` are known to be addresses of the same host. They must be
+	 * equal, or both belong to this host. The embedded device connects to the address in a
+	 * peer's endpoint, and the caller checks with this function that the address is the
+	 * peer's own. */
 	int (*same_host)(const uint8_t gid[16], const uint8_t peer[16]);
 
 	/* Returns 1 if this side knows that the peer has withdrawn the connection request of this

@@ -1,6 +1,7 @@
-/* Declarations added to libibverbs in rdma-core 45 and later, except for the constants in verbs.h.
- * `make abi` compares only what the distribution's headers declare, so it does not read this file.
- * Must not contain preprocessor directives, because cffi reads it. */
+/* Declarations that were added to libibverbs in rdma-core 45 or later. `make abi` does not read
+ * this file, because the distribution's headers may be too old to compare with. New constants of
+ * existing enums are in verbs.h. This file must not contain preprocessor directives, because cffi
+ * reads it. */
 
 /* The guarantee for data that an RDMA FLUSH has flushed (ibv_wr_post(3)): globally visible, or
  * persistent. */

@@ -1,5 +1,5 @@
-/* The part of the librdmacm ABI that aiordma uses, with the same rules as verbs.h. The rdma_cm(7)
- * and rdma_*(3) man pages define the meaning. */
+/* The part of the librdmacm ABI that aiordma uses. The rules of verbs.h also apply to this file.
+ * For the meaning of the declarations, see the man pages rdma_cm(7) and rdma_*(3). */
 
 enum rdma_cm_event_type {
 	RDMA_CM_EVENT_ADDR_RESOLVED,

@@ -44,7 +44,7 @@ CONSTANT(rate, "200 Gb/sec (4X HDR)") /* active_width and active_speed of ibv_qu
 CONSTANT(pkey, "0xffff")
 CONSTANT(zero, "0")
 CONSTANT(zero_hex, "0x0")
-CONSTANT(numa_node, "-1") /* not bound to a node, because it is not a card */
+CONSTANT(numa_node, "-1") /* no NUMA node */
 
 ANSWER(node_number)
 {
@@ -192,7 +192,7 @@ int answer_gid(char *text, int number, unsigned int index)
 	return 40;
 }
 
-/* The kernel has no attributes of an empty entry either and returns EINVAL. */
+/* Like the kernel, return EINVAL if the GID table entry is empty. */
 int answer_gid_type(char *text, int number, unsigned int index)
 {
 	struct soft_gid entry;

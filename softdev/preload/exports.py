@@ -23,10 +23,10 @@ FORMS = {
     "rsocket": ("long ", "return preload_refuse_rsocket();"),
 }
 
-# Provider libraries request private names with a version that depends on the version of rdma-core.
-# The name of one function that they call ends in the same number (verbs_register_driver_64 for
-# rdma-core 64). The ranges include versions newer than any known library, so that a newer program
-# starts, and fails only when it calls a missing function.
+# Provider libraries use private symbols of libibverbs. Their version contains a number that depends
+# on the rdma-core release (IBVERBS_PRIVATE_34), as does the name of one function
+# (verbs_register_driver_34). The ranges extend beyond the known releases, so that newer programs
+# start and fail only when they call a missing function.
 PRIVATE = range(13, 100)
 LATER = {"IBVERBS_1": range(41), "RDMACM_1": range(21)}
 

@@ -7,7 +7,7 @@
  * driver, because this library implements its calls.
  */
 #define _GNU_SOURCE
-#undef _FILE_OFFSET_BITS /* with 64, the headers would rename these functions */
+#undef _FILE_OFFSET_BITS /* 64 would redirect names, such as open to open64 */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -30,8 +30,8 @@
 _Static_assert(sizeof(off_t) == 8 && sizeof(struct stat) == sizeof(struct stat64),
 	       "the names with 64 are the same functions");
 
-/* The definitions of these functions that this library hides, in the C library or a sanitizer. A
- * constructor looks them up before main() starts. */
+/* Functions that this library overrides. `next` points to the original definitions in the C library
+ * or a sanitizer, and a constructor sets it before main() starts. */
 #define FUNCTIONS(EACH)                                                                            \
 	EACH(access)                                                                               \
 	EACH(euidaccess)                                                                           \
@@ -235,8 +235,8 @@ PUBLIC int eaccess(const char *path, int mode)
 }
 
 /* Fail with `error` if the path is a file of the device. These files do not have extended
- * attributes, but `ls -l` asks for them. Returns 0 for all other paths, which the caller passes
- * on. */
+ * attributes, but `ls -l` asks for them. Returns 0 for any other path, and the caller then calls
+ * the C library. */
 static ssize_t attributes(const char *path, bool follow, int error, struct place *place)
 {
 	return is_ours(AT_FDCWD, path, follow, place) && place->entry ? fail(error) : 0;
@@ -405,8 +405,8 @@ PUBLIC FILE *fopen(const char *path, const char *mode)
 
 /* ---- folders --------------------------------------------------------------------------------- */
 
-/* Returns the directory that the C library must open for this path. It replaces a directory of the
- * device. Returns NULL and sets errno to ENOTDIR if the path is a file of the device. */
+/* Returns the path of the directory to open. For a directory of the device, this is its copy next
+ * to this library. Returns NULL and sets errno to ENOTDIR if the path is a file of the device. */
 static const char *folder_path(const char *path, struct place *place)
 {
 	if (!is_ours(AT_FDCWD, path, true, place))

@@ -227,8 +227,8 @@ static void find_target(const struct entry *link, int number, char *target, size
 }
 
 /* Append a component to a path, or remove the last one for "..". Returns true and sets `target` if
- * the result is a link. Sets `changed` if ".." leaves one of our directories. The system may not
- * have this directory, and then cannot resolve the original path. */
+ * the result is a link. Sets `changed` if ".." leaves one of our directories, because the system
+ * may lack this directory and cannot resolve the original path then. */
 static bool step(char *path, size_t size, const char *name, size_t length, bool *changed,
 		 char *target, size_t target_size)
 {
@@ -254,7 +254,8 @@ static bool step(char *path, size_t size, const char *name, size_t length, bool 
 	return true;
 }
 
-/* Find the place of a path, following links in the table. Returns false if it is too long. */
+/* Resolve dots and the links of the table, and store the result in place->path. Returns false if
+ * the path is too long or has too many links. */
 static bool walk(const char *name, bool follow, struct place *place, bool *changed)
 {
 	char todo[sizeof(place->path)];

@@ -16,7 +16,7 @@
 
 enum {
 	NODE_MAJOR = 231, /* same as the kernel's nodes */
-	NODE_MINOR = 1000, /* above the numbers that the kernel uses, starting at the lowest */
+	NODE_MINOR = 1000, /* larger than the kernel's minor numbers */
 	CM_MINOR = NODE_MINOR + 4, /* after those of all devices */
 };
 
@@ -60,7 +60,7 @@ struct place {
 long preload_refuse_rsocket(void);
 /* Returns the number of devices. */
 int preload_devices(void);
-/* Returns whether a path has to be looked up, by comparing its beginning only. */
+/* Returns false if the beginning of the path shows that it does not belong to the device. */
 bool preload_may_be_ours(int dirfd, const char *path);
 /* Look up a path. If the path ends with a link and `follow` is true, look up the link's target. */
 void preload_look_up(int dirfd, const char *path, bool follow, struct place *place);

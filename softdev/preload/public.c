@@ -55,9 +55,9 @@ PUBLIC const char *ibv_get_sysfs_path(void)
 	return path ? path : "/sys";
 }
 
-/* Set the file names in the device structures, because the files exist only with this library
- * (tree.h). Keep devices open, as librdmacm does, because programs depend on it. For example,
- * libfabric creates queue pairs after rdma_free_devices(3). */
+/* Set the file names in the device structures. Without this library, the devices have no files
+ * (tree.h). Also keep the devices open as librdmacm does, because programs depend on it: libfabric
+ * creates queue pairs after rdma_free_devices(3). */
 __attribute__((constructor)) static void set_up(void)
 {
 	int count = 0;
@@ -142,7 +142,7 @@ PUBLIC void *ibv_alloc_buf(struct ibv_pd *pd, size_t size, struct ibv_buf **buf)
 	struct ibv_buf made = {.pd = pd, .size = size};
 	struct ibv_buf *handle = malloc(sizeof(*handle));
 
-	/* Allocate whole pages, because fork and madvise(2) handle only these correctly. */
+	/* Do not share pages with other data, because madvise(2) and fork(2) affect whole pages. */
 	made.addr =
 		size ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
 		     : MAP_FAILED;

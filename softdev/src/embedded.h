@@ -87,8 +87,8 @@ int aiordma_embedded_faults(const char *spec, char *error, size_t room);
 void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts);
 
 /* Returns one member of struct aiordma_fault_counts by name, such as "lost", or -1 if the name is
- * unknown. `chances` is not available. Programs under `aiordma run` use this function because it
- * does not depend on the layout of the struct. */
+ * unknown. `chances` is not available. The function is for programs under `aiordma run`, which must
+ * not depend on the layout of the struct. */
 int64_t aiordma_embedded_fault_count(const char *name);
 
 /* Start a trace of this process's embedded devices (docs/trace.md). The trace is appended to the
@@ -117,8 +117,8 @@ void aiordma_trace_stop(void);
  * called from a single thread. */
 
 enum {
-	/* Maximum numbers of hosts and networks. Each host reaches network n through its device n,
-	 * whose address is 10.n.0.(h + 1) for host h. */
+	/* Maximum numbers of hosts and networks. Device n of each host is attached to network n.
+	 * Host h has the address 10.n.0.(h + 1) on this network. */
 	AIORDMA_SIM_HOSTS = 64,
 	AIORDMA_SIM_NETWORKS = 4
 };
@@ -134,14 +134,15 @@ struct aiordma_sim_link {
 	uint64_t latency_ns;
 	uint64_t jitter_ns; /* maximum random additional latency */
 	uint64_t ps_per_byte;
-	uint64_t late_ns; /* maximum delay of late datagrams, which others may overtake */
+	uint64_t late_ns; /* maximum extra delay of late datagrams; may reorder them */
 	uint32_t loss; /* probability per million, like `duplicate` and `late` */
 	uint32_t duplicate;
 	uint32_t late;
 	uint32_t cut; /* nonzero if the network drops all datagrams */
 };
 
-/* State of the program on a machine, shared between the simulation and the program's scheduler. */
+/* The state of the program that runs on a machine. The simulation and the program's scheduler share
+ * this struct. */
 struct aiordma_sim_program {
 	uint64_t busy_until; /* time until which the program does not check for input */
 	int has_input; /* nonzero if `fd` is readable */
@@ -154,8 +155,9 @@ int aiordma_sim_begin(uint64_t seed);
 /* End the simulation and free all machines. Returns the number of machines whose program has not
  * closed its device. */
 int aiordma_sim_end(void);
-/* Create a machine for a host, numbered from 0, and enter the machine. The previous machine of the
- * host, if any, must be dead. Returns the number of the machine. */
+/* Create a machine for a host, and direct all further calls to it (aiordma_sim_enter). Hosts are
+ * numbered from 0. The host's previous machine, if any, must be dead. Returns the number of the new
+ * machine. */
 int aiordma_sim_boot(int host);
 void aiordma_sim_set_state(int machine, enum aiordma_sim_state state);
 /* Direct all further calls to the device of this machine, or to the process's own device if
@@ -164,7 +166,7 @@ void aiordma_sim_enter(int machine);
 struct aiordma_sim_link *aiordma_sim_way(int network, int from, int to);
 struct aiordma_sim_program *aiordma_sim_program(int machine);
 uint64_t aiordma_sim_now(void); /* virtual time in nanoseconds */
-/* Advance the virtual time by the time that a program has spent. */
+/* Add a program's computing time to the virtual time. */
 void aiordma_sim_pass(uint64_t ns);
 /* Advance the virtual time by the duration of one poll, so that a program that polls until a
  * deadline eventually reaches the deadline. Returns the new time. */

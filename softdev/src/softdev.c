@@ -1,5 +1,5 @@
-/* This file assembles the device. It defines the device's call table, and installs the tables
- * through which lower folders call higher ones. */
+/* Assembly of the device. This file defines the device's call table, and registers callbacks with
+ * which lower layers call higher ones. */
 #include "softdev.h"
 
 #include "cm/cm.h"

@@ -27,11 +27,12 @@ from .completion_cursor import CompletionCursor
 from .cq_entries import Entries
 from .work_completion import WorkCompletion
 
-# The maximum duration of a busy poll in C, in seconds. Python can only handle signals between
-# polls. The value of 1 ms is a rough estimate.
+# The maximum duration of a busy poll in C, in seconds. Signals such as Ctrl-C are handled only
+# between polls. The value is a rough estimate.
 _SLICE = 0.001
 
-# The maximum duration of a sleep, in seconds. The timeout of poll(2) is an int in milliseconds.
+# The maximum duration of a sleep, in seconds. A longer sleep could overflow the timeout of poll(2),
+# which is an int in milliseconds.
 _LONGEST_SLEEP = 3600.0
 
 
@@ -89,7 +90,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         return lib.aiordma_peer_wakeups(self._calls)
 
     def _wrote_to_polling_peers(self, since: int) -> bool:
-        """Return whether the device has written to polling peers, and only to polling peers.
+        """Return whether the device has written to peers, and all of these peers were polling.
 
         Args:
             since: An earlier result of :meth:`_peer_wakeups`. Only later writes are considered.
@@ -159,7 +160,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
                     self._event_taken.notify_all()
 
     def _take_event(self, seconds: float) -> None:
-        """Take a pending event, or sleep for up to ``seconds`` until an event may be pending."""
+        """Take a pending event. If none is pending, wait up to ``seconds`` for the fd."""
         if (queue := self.get_event()) is not None:
             queue._events_taken += 1
             return
@@ -185,7 +186,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
     def _reader(
         self, capacity: int, otherwise: Callable[[int], object]
     ) -> tuple[int, int, list[Entries], Callable[[int], object]]:
-        """Return the arguments with which a poller's methods drain this channel.
+        """Return the arguments for the methods of a `Poller` that drain this channel.
 
         Args:
             capacity: The maximum number of completions per call.

@@ -29,8 +29,8 @@ class CompletionCursor:
     those of :class:`WorkCompletion`. On an extended queue, each attribute is read from the device
     on access. No other thread may poll the queue until the ``with`` block ends.
 
-    Accessing a field the queue was not created to report raises UnsupportedError. If ``status`` is
-    not SUCCESS, only ``status``, ``wr_id``, ``vendor_err`` and ``qp_num`` are valid.
+    Accessing a field that the queue does not report raises UnsupportedError. If ``status`` is not
+    SUCCESS, only ``status``, ``wr_id``, ``vendor_err`` and ``qp_num`` are valid.
     """
 
     def __init__(self, cq: verbs.CompletionQueue) -> None:
@@ -87,7 +87,7 @@ class CompletionCursor:
         return self.wr_id, self.status, opcode, self.vendor_err, 0, 0, number, 0, 0
 
     def _read(self, name: str, member: str = "") -> int:
-        """Return the field ``name``. On an extended queue, call ``read_<member>`` to read it."""
+        """Return the value of a field. On an extended queue, ``read_<member>`` reads the value."""
         if self._wc is None and not self._started:
             raise RuntimeError(
                 "the cursor is not positioned on a completion; iterate over the cursor first"

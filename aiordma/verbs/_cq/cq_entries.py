@@ -21,8 +21,8 @@ class Entries:
 
     Args:
         capacity: The total number of entries.
-        channel: The channel's list of objects with entries to release. A drain that leaves all of
-            the channel's queues empty releases the entries.
+        channel: The channel's list of objects that are waiting to release entries. They release the
+            entries when a drain leaves all of the channel's queues empty.
     """
 
     __slots__ = ("_channel", "capacity", "pending_release", "reserved")

@@ -115,7 +115,7 @@ class GIDEntry(NamedTuple):
     def can_reach(self, to: GID) -> bool:
         """Return whether packets from this GID can reach the GID ``to``.
 
-        An empty GID can neither send nor receive. Packets cannot pass between an IPv4 GID and an
+        Packets cannot be sent from or to an empty GID. They cannot pass between an IPv4 GID and an
         IPv6 GID, except on InfiniBand, where GIDs are not IP addresses.
         """
         if self.gid.is_zero or to.is_zero:

@@ -109,7 +109,7 @@ class PortAttributes(NamedTuple):
 
     @property
     def lane_gigabits(self) -> float | None:
-        """A lane's speed in Gbit/s, derived from ``active_speed``, or None if that is unknown."""
+        """A lane's speed in Gbit/s from ``active_speed``, or None if the value is unknown."""
         return _SPEEDS.get(self.active_speed)
 
     @classmethod

@@ -31,7 +31,8 @@ from .resource import Node, Resource
 from .route_lookup import better_gid
 from .statistics import DeviceStatistics, count_open
 
-# The member of ibv_async_event's union that each event type sets (ibv_get_async_event(3)).
+# Maps each event type to the member of struct ibv_async_event's union that is valid for events of
+# this type (ibv_get_async_event(3)).
 _MEMBERS = {
     EventType[name]: member
     for member, names in {
@@ -47,8 +48,8 @@ _MEMBERS = {
 
 _ENTRY_SIZE = ffi.sizeof("struct ibv_gid_entry")
 
-# An allocator that does not clear the memory. Use it only for calls that return the number of
-# entries they have written.
+# An allocator that does not zero the memory. Read only the entries that the C function reports as
+# written.
 _unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -71,9 +72,9 @@ def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
     return DeviceEventError(event.type.name, device=context.name, element=about)
 
 
-# Maps each library and C pointer to the contexts created for the pointer. Threads may race to
-# create several contexts, but all callers use the first one that is open. A lock could deadlock if
-# a destructor interrupts the thread holding it.
+# Maps each library and C pointer to the contexts that wrap the pointer. If threads race, several
+# contexts are created, but all callers get the first open one. A lock is not an option, because a
+# destructor that runs in the thread holding the lock could deadlock.
 _borrowed: dict[tuple[str, int], list[weakref.ref[Context]]] = {}
 
 
@@ -364,7 +365,7 @@ class Context(Resource[h.ibv_context]):
     # --- resources -------------------------------------------------------------------------
 
     def alloc_pd(self) -> ProtectionDomain:
-        """Create a protection domain, for memory regions and queue pairs to be used together."""
+        """Create a protection domain. Its memory regions and queue pairs can be used together."""
         return ProtectionDomain(self, self.library.calls.ibv_alloc_pd(self.pointer))
 
     def alloc_td(self) -> ThreadDomain:

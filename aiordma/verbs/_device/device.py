@@ -57,7 +57,7 @@ def name_or_variable(name: str | None) -> str | None:
 
 
 def _by_variable(name: str | None) -> str:
-    """Return a suffix for error messages if AIORDMA_DEVICE lists ``name``, or else ""."""
+    """Return a hint for error messages if AIORDMA_DEVICE contains ``name``, otherwise ""."""
     value = os.environ.get(VARIABLE, "")
     return f"; {VARIABLE} is {value!r}" if name in value.split(",") and name else ""
 
@@ -73,7 +73,7 @@ def libraries() -> list[Library]:
 
 
 def missing_library() -> LibraryNotFoundError | None:
-    """Return why the system's library is unavailable, or None if it is available."""
+    """Return the error raised when loading the system's library, or None if it is available."""
     try:
         system()
     except LibraryNotFoundError as error:
@@ -279,7 +279,7 @@ def find_device(
 
 
 def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
-    """Return whether the device has this GID, and record its IP addresses or error in ``gids``."""
+    """Return whether a device has this GID. Add the device's addresses or its error to ``gids``."""
     try:
         with device.open() as context:
             table = [entry.gid for entry in context.query_gid_table()]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class FaultCounts(NamedTuple):
-    """The number of injected faults, and of their effects. Counts can be subtracted."""
+    """The number of injected faults and retransmissions. Counts can be subtracted."""
 
     lost: int = 0
     """The number of incoming frames and datagrams dropped."""

@@ -44,8 +44,8 @@ class GRH(NamedTuple):
         if len(raw) < GRH_SIZE:
             raise ValueError(f"a GRH must be {GRH_SIZE} bytes long, not {len(raw)}")
         # The 20 bytes before an IPv4 header are undefined and may look like the start of an IPv6
-        # header. If the bytes match both formats, they are an IPv4 header only if its checksum is
-        # valid. Random bytes have a valid checksum in 1 of 65536 cases.
+        # header. If both formats match, choose IPv4 if its header checksum is valid. Random bytes
+        # have a valid checksum in 1 of 65536 cases.
         v4 = raw[_V4_OFFSET] == _V4_START
         if raw[0] >> 4 == 6 and not (v4 and _is_checksum_valid(raw[_V4_OFFSET:])):
             first, length, next_header, hops, *addresses = _V6.unpack(raw)

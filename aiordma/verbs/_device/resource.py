@@ -83,7 +83,8 @@ class Node(Generic[P]):
         self.counted: bool = counted
         self.children: dict[Node[Any], None] = {}
         self.on_destroyed: Callable[[], None] | None = None  # called after destruction
-        # Called at interpreter exit to stop the device's memory accesses on this object's behalf.
+        # A function that stops the device from accessing memory through the C object. It is called
+        # at interpreter exit instead of destroying the object.
         self.halt: Callable[[P], object] | None = None
         self.closed_reason: str = ""
         self._destroy = destroy
@@ -126,7 +127,7 @@ class Node(Generic[P]):
         self._set_closed("is closed")
 
     def halt_device(self, pointer: P) -> None:
-        """Stop the device's memory accesses on this object's behalf. Do not destroy the object."""
+        """Stop the device from accessing memory through the C object, without destroying it."""
         if self.halt is not None:
             with suppress(OSError):  # the device has failed or was removed
                 self.halt(pointer)
@@ -270,7 +271,7 @@ class Resource(Generic[P]):
         self.close()
 
     def _label(self) -> str:
-        """Return the class and name for messages, which must also work after ``close()``."""
+        """Return the class and name for messages. Overrides must also work after ``close()``."""
         return type(self).__name__
 
     def _details(self) -> str:

@@ -42,7 +42,7 @@ def active_port(context: verbs.Context, port_num: int) -> h.ibv_port_attr:
 
 
 def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
-    """Return the current GID table entry for a local endpoint, whose index may have changed."""
+    """Find a local endpoint's GID in the current GID table, where its index may have changed."""
     found = [
         entry
         for entry in context.query_gid_table()

@@ -10,7 +10,7 @@ from .resource import Node
 
 
 class DeviceStatistics(NamedTuple):
-    """A context's open objects, and its failures and events since it was opened."""
+    """The number of open objects on a context, and of failures and events since it was opened."""
 
     device: str
     """The device's name."""
@@ -23,7 +23,7 @@ class DeviceStatistics(NamedTuple):
 
 
 class ChannelStatistics(NamedTuple):
-    """A completion channel's counters. An event loop can drain all of its queues in one call."""
+    """A completion channel's counters. A drain polls all queues of the channel in a single call."""
 
     queues: int
     """The number of completion queues on the channel."""
@@ -36,7 +36,7 @@ class ChannelStatistics(NamedTuple):
 
 
 class CQStatistics(NamedTuple):
-    """A completion queue's size and counters, which do not include drains of the channel."""
+    """A completion queue's size and counters. Drains of its channel are not counted."""
 
     entries: int
     """The maximum number of completions the queue can hold."""

@@ -21,9 +21,8 @@ T = TypeVar("T")
 # Objects of these types never contain addresses, even if a memoryview of one has been cast to a
 # pointer format.
 _PLAIN = frozenset({bytes, bytearray, array, mmap.mmap})
-# Matches the codes for objects (O) and pointers (P, &, X{}) in a buffer format. Field names must be
-# removed first. "z" and "Z" are the string pointers of ctypes, but "Z" before f, d or g marks a
-# complex number.
+# Matches the codes for objects (O) and pointers (P, &, X{}) in a buffer format without field names.
+# ctypes uses "z" and "Z" for string pointers, but "Z" before f, d or g marks a complex number.
 _ADDRESSES = re.compile(r"[OP&z]|X\{|Z(?![fdg])")
 
 
@@ -78,9 +77,10 @@ def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
 
 
 def require_data(memory: T) -> T:
-    """Return an object after checking that it contains data rather than addresses.
+    """Return ``memory`` unchanged after checking that it contains no addresses.
 
-    Use this for objects that will be copied. They do not have to be contiguous.
+    Unlike `bytes_of`, this function accepts memory that is not contiguous. Use it for memory that
+    will be copied.
 
     Raises:
         TypeError: If the elements are Python objects or pointers, which `bytes_of` also rejects.
@@ -133,11 +133,10 @@ def addresses(memory: object, what: str, target: bool) -> TypeError:
 
 
 def keeper_of(view: memoryview) -> object:
-    """Return an object that, together with the view, keeps the view's memory in place.
+    """Return an object that must be kept with the view, or None if the view is sufficient.
 
-    Returns None if the view is sufficient. For a numpy array, the object is a weak reference.
-    ``array.resize(..., refcheck=False)`` can free the array's memory even if views of it exist, but
-    it fails if a weak reference to the array exists.
+    A view alone does not prevent ``array.resize(..., refcheck=False)`` from freeing a numpy array's
+    memory. A weak reference to the array does, so this function returns one for such an array.
     """
     owner = view.obj
     if type(owner) in _PLAIN or (numpy := sys.modules.get("numpy")) is None:

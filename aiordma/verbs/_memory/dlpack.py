@@ -121,7 +121,7 @@ def _view(memory: object, capsule: object, target: bool) -> memoryview:
 
 
 def _refuse_gpu(memory: object, target: bool) -> None:
-    """Reject GPU tensors before exporting them, which could copy the data or wait for the GPU."""
+    """Reject GPU tensors without exporting them. An export could copy data or wait for the GPU."""
     if hasattr(memory, "__cuda_array_interface__"):
         raise _gpu_memory_error("__cuda_array_interface__", target)
     device = getattr(memory, "__dlpack_device__", None)

@@ -19,8 +19,8 @@ from .buffers import AnyMemory, bytes_of, keeper_of
 from .memlock import locked_memory_hint
 from .pages import Mapped, allocate
 
-# The rights to modify the memory. They require a writable buffer, and the remote rights also
-# require LOCAL_WRITE (ibv_reg_mr(3)).
+# Rights to modify the memory. All of them require a writable buffer. The remote rights also require
+# LOCAL_WRITE (ibv_reg_mr(3)).
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _CHANGES = AccessFlags.LOCAL_WRITE | _REMOTE_CHANGES
 _CHANGING = int(_CHANGES)  # an int, because enum operators are ten times slower
@@ -107,8 +107,8 @@ class MemoryRegion(Resource[h.ibv_mr]):
         """The memory as a memoryview of bytes, which is read-only if the region is read-only.
 
         The view remains valid after ``close()``. Raises BufferStateError if the memory does not
-        belong to a Python object. Examples are dma-bufs, device memory, and memory registered by
-        address.
+        belong to a Python object. This is the case for dma-bufs, device memory, and memory
+        registered by address.
         """
         self.pointer  # noqa: B018 - raises if the region is closed
         whole = self._view
@@ -292,7 +292,7 @@ def register(
     iova: int | None,
     huge_pages: bool,
 ) -> MemoryRegion:
-    """Register memory. See :meth:`ProtectionDomain.reg_mr`."""
+    """Implement :meth:`ProtectionDomain.reg_mr`."""
     access = None if access is None else choice("access", access, AccessFlags)
     iova = None if iova is None else integer("iova", iova)
     if huge_pages and not isinstance(memory, Integral):
@@ -304,8 +304,8 @@ def register(
     try:
         if not length:
             raise ValueError("a memory region must be at least 1 byte long, not 0")
-        # If huge pages were requested, use ibv_reg_mr(), because it touches all pages immediately.
-        # With `fully_mapped`, pages may only be created on first access.
+        # ibv_reg_mr() creates all pages immediately, which is what a caller who requests huge pages
+        # wants. With `fully_mapped`, the kernel may create each page on its first access.
         fully_mapped = not huge_pages if page_size else is_fully_mapped(view.obj)
         pointer, addr = reg_mr(
             pd, pointer_to(view), length, access, iova, fully_mapped=fully_mapped
@@ -380,9 +380,9 @@ def address_of_mr(region: MemoryRegion) -> int:
 def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
     """Return a region in ``pd`` with the same memory, rights and address as ``region``.
 
-    Returns ``region`` if it is already in ``pd``. Otherwise, the first call registers a new region,
-    which is closed together with ``region`` or ``pd``, whichever is closed first. Raises the same
-    exceptions as :meth:`ProtectionDomain.reg_pointer`.
+    If ``region`` is already in ``pd``, it is returned. Otherwise, the first call registers a new
+    region, and later calls reuse it. The new region is closed when ``region`` or ``pd`` is closed.
+    The function raises the same exceptions as :meth:`ProtectionDomain.reg_pointer`.
     """
     if region.pd is pd:
         return region
@@ -390,7 +390,7 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
     if found is None:
         for gone in [other for other in region.elsewhere if other.closed]:
             del region.elsewhere[gone]
-        # The original region keeps the memory mapped and in place.
+        # The new region is a child of the original one, which keeps the memory mapped and in place.
         memory, length = ffi.cast("void *", region.addr), region.length
         pointer, addr = reg_mr(
             pd, memory, length, region.access, None, fully_mapped=bool(region.page_size)
@@ -401,7 +401,6 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
 
 
 def is_fully_mapped(owner: object) -> bool:
-    """Return whether this object's memory is known to be fully mapped."""
     if isinstance(owner, Mapped):
         return True
     while type(owner).__module__ == "numpy":

@@ -219,5 +219,4 @@ _NEEDED = {
 
 
 def offers_windows(context: verbs.Context, mw_type: MWType) -> bool:
-    """Return whether the device supports memory windows of this type."""
     return bool(context.query_device().device_cap_flags & _NEEDED[mw_type])

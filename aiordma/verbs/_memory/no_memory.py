@@ -60,7 +60,11 @@ _ADVICE: tuple[tuple[Callable[[object], bool], str, str], ...] = (
 
 
 def unsupported_memory_error(memory: object, target: bool) -> TypeError:
-    """Return the error for an unsuitable object. ``target`` selects the advice for receiving."""
+    """Return the exception for an object that cannot be used as memory.
+
+    If ``target`` is true, its message explains how to receive into the object, otherwise how to
+    send the object.
+    """
     own = "" if target else getattr(type(memory), "_no_memory_hint", "")
     hints = ((for_source, for_target) for fits, for_source, for_target in _ADVICE if fits(memory))
     hint = own or next(hints, ("convert it to bytes", _TARGET))[target]

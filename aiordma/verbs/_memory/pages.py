@@ -31,11 +31,11 @@ class Mapped:
 
 
 def allocate(length: int, huge_pages: bool) -> Pages:
-    """Allocate at least ``length`` zeroed bytes on separate pages.
+    """Map at least ``length`` zeroed bytes of anonymous memory.
 
-    If ``huge_pages`` is true, huge pages are used if enough of them are free. Otherwise, a warning
-    is logged, and the kernel is asked to combine ordinary pages into huge pages (MADV_HUGEPAGE, see
-    madvise(2)).
+    If ``huge_pages`` is true, the memory consists of huge pages. If too few of them are free, the
+    function logs a warning, maps ordinary pages, and asks the kernel to combine them into huge
+    pages (MADV_HUGEPAGE, see madvise(2)).
 
     Raises:
         VerbsError: With ENOMEM, if the kernel cannot provide the memory.

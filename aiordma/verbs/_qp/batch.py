@@ -64,7 +64,7 @@ class _Batch(Generic[T]):
         """Add a request to the batch.
 
         Raises:
-            BufferStateError: Outside of the ``with`` block.
+            BufferStateError: If the ``with`` block has not been entered or has ended.
         """
         if self._requests is None:
             raise BufferStateError("requests can be added to a batch only within its with block")
@@ -256,5 +256,5 @@ def _flags(signaled: bool, fence: bool, solicited: bool = False, inline: bool = 
 
 
 def _u64(name: str, value: int) -> int:
-    """Return an integer modulo 2^64, so that a negative number becomes its two's complement."""
+    """Return ``value`` modulo 2^64. Negative numbers become their two's complement."""
     return integer(name, value, None, None) & U64_MAX

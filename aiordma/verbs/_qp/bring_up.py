@@ -26,8 +26,7 @@ from .qp_attributes import MASK_OF_FIELD, QPAttributes, QPChanges, fill, filled,
 
 T = TypeVar("T")
 
-# For each queue pair type, the masks of required attributes for the three transitions from RESET to
-# RTS.
+# The attributes required by each of the three transitions from RESET to RTS, by queue pair type.
 _MASKS_UP = {
     qp_type: tuple(
         TRANSITIONS[qp_type, current, following].required
@@ -36,8 +35,8 @@ _MASKS_UP = {
     for qp_type in QPType
 }
 
-# The default limit on outstanding reads and atomics. We know of no device that benefits from a
-# higher limit, but have not measured this.
+# The default limit on outstanding reads and atomics. The value is an estimate. Higher limits have
+# not been measured.
 _RD_ATOMIC = 16
 
 # The queue pair type that each type connects to.
@@ -51,13 +50,13 @@ _PARTNERS = {
 _REQUESTERS = (QPType.RC, QPType.XRC_SEND)
 _RESPONDERS = (QPType.RC, QPType.XRC_RECV)
 
-# Random Q_Keys leave bit 31 clear, which marks privileged keys (IBTA volume 1, clause 10.2.5).
+# Random Q_Keys have 31 bits, because bit 31 marks privileged keys (IBTA volume 1, clause 10.2.5).
 _QKEY_BITS = 31
 
 _PSN_BITS = 24
 
-# The defaults of perftest, in seconds. The ACK timeout is 4.096 us * 2^14, and the RNR timer is
-# encoded as 12.
+# perftest's defaults, converted to seconds. It sets the ACK timeout to 14, which means
+# 4.096 us * 2^14, and the RNR timer to 12, which means 0.64 ms.
 ACK_TIMEOUT = 0.067
 RNR_TIMER = 0.00064
 

@@ -50,7 +50,7 @@ class PostedWork:
     __slots__ = ("__weakref__", "_failures", "_receives", "_sends", "first_failure", "max_send_wr")
 
     def __init__(self, max_send_wr: int, failures: Counter[int] | None = None) -> None:
-        """Start without outstanding work. ``failures`` counts failed completions by status."""
+        """Initialize the object. ``failures`` counts failed completions by status."""
         self._failures = Counter() if failures is None else failures
         self.max_send_wr: int = max_send_wr
         self.first_failure: WorkCompletionError | None = None
@@ -77,7 +77,7 @@ class PostedWork:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether all outstanding sends are unsignaled, so that their success frees no entries."""
+        """Whether all outstanding sends are unsignaled. On success, they free no entries."""
         return self.unsignaled == len(self._sends)
 
     def has_room(self, signaled: Sequence[bool]) -> bool:
@@ -86,8 +86,8 @@ class PostedWork:
         If the requests fill the queue, at least one new or outstanding send must be signaled.
         Otherwise, no completion could ever free an entry.
         """
-        # Read `is_stuck` before `free`, because another thread may poll the last signaled send's
-        # completion in between. `free` then includes the entries freed by that completion.
+        # Read `is_stuck` before `free`. In the other order, the queue would look stuck and full if
+        # another thread polled the last signaled send's completion between the two reads.
         stuck = self.is_stuck
         free = self.free - len(signaled)
         return free > 0 or (free == 0 and (any(signaled) or not stuck))
@@ -97,7 +97,7 @@ class PostedWork:
         self._sends.append((wr_id, opcode, signaled))
 
     def receive(self, wr_id: int) -> None:
-        """Add a receive before it is posted."""
+        """Add a receive. Do this before posting it, as for `send`."""
         self._receives.append(wr_id)
 
     def withdraw_sends(self, count: int) -> None:

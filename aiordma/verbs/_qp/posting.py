@@ -88,10 +88,10 @@ class Posting(BringUp):
         return self._account().first_failure
 
     def untrack(self) -> None:
-        """Stop tracking posted work, which then becomes the caller's responsibility.
+        """Stop tracking posted work, to make posting and polling slightly faster.
 
-        This makes posting and polling slightly faster. A full queue is then only detected by the
-        device.
+        Afterwards, you must keep track of outstanding requests yourself. Only the device detects a
+        full queue.
         """
         self._posted = None
 

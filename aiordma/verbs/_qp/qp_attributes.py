@@ -112,8 +112,8 @@ def _enum_of(kind: type[Enum]) -> Convert:
 _U8, _U16, _U32 = _integer_up_to(0xFF), _integer_up_to(0xFFFF), _integer_up_to(U32_MAX)
 _ACK_TIMEOUT: Convert = lambda _, value: encode_ack_timeout(value)  # noqa: E731
 
-# Each field's mask bit and conversion function (ibv_modify_qp(3)). A number is limited by its C
-# type or by IBTA volume 1, clause 11.2.5.2.
+# Each field's mask bit and conversion function (ibv_modify_qp(3)). The retry counts are limited by
+# IBTA volume 1, clause 11.2.5.2. Other integers may use the full range of their C types.
 _FIELDS: Mapping[str, tuple[QPAttrMask, Convert]] = {
     "qp_state": (QPAttrMask.STATE, _enum_of(QPState)),
     "cur_qp_state": (QPAttrMask.CUR_STATE, _enum_of(QPState)),

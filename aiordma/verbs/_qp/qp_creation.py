@@ -106,14 +106,12 @@ class QPKeywords(TypedDict, total=False):
 
 
 class Maker:
-    """The functions that create and destroy queue pairs. Connection IDs override them."""
+    """Creates and destroys queue pairs with ibv_ functions. A subclass uses librdmacm instead."""
 
     def create(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
-        """Create a queue pair with ibv_create_qp(3)."""
         return pd.context.library.calls.ibv_create_qp(pd.pointer, attr)
 
     def create_ex(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr_ex) -> h.ibv_qp:
-        """Create a queue pair with ibv_create_qp_ex(3)."""
         return pd.context.library.calls.ibv_create_qp_ex(pd.context.pointer, attr)
 
     def destroy(self, pd: verbs.ProtectionDomain) -> Callable[[h.ibv_qp], object]:

@@ -31,8 +31,8 @@ class SRQAttributes(NamedTuple):
     """A shared receive queue's size and event limit (``struct ibv_srq_attr``).
 
     The queue holds up to ``max_wr`` receives with up to ``max_sge`` scatter/gather elements each.
-    The device generates a limit event when the number of receives drops below ``srq_limit``. It is
-    0 if no event has been requested.
+    The device generates a limit event when the number of receives drops below ``srq_limit``. A
+    limit of 0 means that no event has been requested.
     """
 
     max_wr: int
@@ -64,8 +64,8 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         self.max_sge = max_sge
         self.max_wr: int = self.query().max_wr
         self._array = RequestArray()
-        # The number of entries reserved in each completion queue. Each queue needs an entry for
-        # every receive, because any receive may complete there.
+        # The number of entries reserved in each completion queue. Every completion queue needs room
+        # for all of the receives, because any queue pair may consume them.
         self._reserved_entries: weakref.WeakKeyDictionary[CompletionQueue, int] = (
             weakref.WeakKeyDictionary()
         )

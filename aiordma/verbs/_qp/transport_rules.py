@@ -42,7 +42,7 @@ class SendOps(IntFlag):
 
 
 class Operation(NamedTuple):
-    """The name in error messages, flags, transports and ``SendOps`` bit of an operation."""
+    """The properties of an operation. ``text`` is its name in error messages."""
 
     text: str
     flags: SendFlags
@@ -89,8 +89,8 @@ def has(qp_type: QPType, opcode: WROpcode) -> bool:
 
 def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
     """Return the flags allowed for the operation on this transport."""
-    # FENCE waits for earlier reads and atomics (ibv_post_send(3)). Only acknowledged transports
-    # support reads and atomics.
+    # A request with FENCE waits for earlier reads and atomics (ibv_post_send(3)), which only
+    # acknowledged transports support.
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ACKNOWLEDGED_QP_TYPES else SendFlags.FENCE)
 
 

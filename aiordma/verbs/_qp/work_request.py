@@ -153,8 +153,8 @@ def wrong_requests(requests: object) -> str:
     return ""
 
 
-# The maximum value of each field of a request, of its optional parts, and of a scatter/gather
-# element.
+# The maximum value of each integer field. _PARTS describes a request's optional parts, and _ELEMENT
+# describes a scatter/gather element.
 _REQUEST = {
     **dict.fromkeys(("wr_id", "remote_addr", "compare_add", "swap"), U64_MAX),
     **dict.fromkeys(("opcode", "send_flags", "imm_data", "rkey", "invalidate_rkey"), U32_MAX),
@@ -222,7 +222,6 @@ def _last_places(wr: SendWorkRequest) -> tuple[int, int]:
 
 
 def pack_sends(array: RequestArray, requests: Sequence[SendWorkRequest]) -> None:
-    """Encode the requests into ``array``."""
     array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
     sends = array.sends_bytes
     entry = 0

@@ -36,7 +36,7 @@ class XRCDomain(Resource[h.ibv_xrcd]):
     """A domain for XRC queue pairs and receive queues, opened by :meth:`Context.open_xrcd`."""
 
     def __init__(self, context: verbs.Context, node: Node[h.ibv_xrcd], *, own: bool) -> None:
-        """Initialize the object. If `own` is true, no other process can open the domain."""
+        """Initialize the object. `own` means that no other process can open the domain."""
         super().__init__(node)
         self.context = context
         self._own = own

@@ -232,7 +232,7 @@ class RDMA(Comm):
 
 
 def _address(prefix: str, address: tuple[str, int] | None) -> str:
-    """Format an address. Raises CommClosedError if the connection has already ended."""
+    """Format an address, or raise CommClosedError if the connection has already ended."""
     if address is None:
         raise CommClosedError("the connection was closed before it was fully established")
     return prefix + unparse_host_port(*address)

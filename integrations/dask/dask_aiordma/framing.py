@@ -25,8 +25,8 @@ from aiordma.verbs import bytes_of
 
 Bytes = bytes | bytearray | memoryview
 
-# The minimum size in bytes of a long frame. Shorter frames are copied on each side. A copy takes at
-# most 13 us at 10 GB/s, which is less than waking up a process for a separate message.
+# The minimum size in bytes of a long frame. Shorter frames are copied on each side. At 10 GB/s, a
+# copy takes at most 13 us. Waking up a process for a separate message would take longer.
 MIN_LONG_FRAME = 128 << 10
 # The maximum amount of other data that a long frame can keep alive, as a fraction of the frame's
 # length. distributed's TCP comm uses the same fraction.

@@ -38,7 +38,8 @@ SETTINGS: dict[str, Any] = {
     "kept-memory": None,
 }
 
-# By default, keep at most an eighth of the memory per core, but no more than 256 MiB.
+# The default limit on kept memory, in bytes. It is an eighth of each core's share of the machine's
+# memory, but at most 256 MiB.
 MAX_KEPT_BYTES = min(256 << 20, MEMORY_LIMIT // (8 * CPU_COUNT))
 
 

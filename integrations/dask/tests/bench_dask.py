@@ -35,7 +35,7 @@ def fetch(array: np.ndarray) -> int:
 
 
 def transfer(client: Client) -> float:
-    """Send a 128 MiB array to another worker. Returns the seconds logged by the receiver."""
+    """Send an array to another worker, and return the seconds logged by the receiver."""
     first, second = sorted(client.scheduler_info(-1)["workers"])
     source = client.submit(np.ones, SIZE // 8, workers=[first], pure=False)
     wait(source)
@@ -49,7 +49,7 @@ def transfer(client: Client) -> float:
 
 
 def array(client: Client) -> float:
-    """Send the same array over a comm without Dask's overhead. Returns the time in seconds."""
+    """Send an array directly over a comm, without Dask tasks, and return the time in seconds."""
     first, second = sorted(client.scheduler_info(-1)["workers"])
     scheme, _ = parse_address(first)
 
@@ -82,7 +82,7 @@ def array(client: Client) -> float:
 
 
 def message(client: Client) -> float:
-    """Send 300 short messages to a worker. Returns the median round-trip time in seconds."""
+    """Return the median round-trip time of 300 short messages to a worker, in seconds."""
     first, second = sorted(client.scheduler_info(-1)["workers"])
 
     async def echoes(dask_worker: Any) -> float:
@@ -97,7 +97,7 @@ def message(client: Client) -> float:
 
 
 def shuffle(client: Client) -> float:
-    """Shuffle a data frame of 100 MB in 16 partitions. Returns the time in seconds."""
+    """Return the time in seconds to shuffle a data frame of 100 MB in 16 partitions."""
 
     def part(i: int) -> pd.DataFrame:
         key = np.random.default_rng(i).integers(0, 1 << 20, 400_000)
@@ -142,7 +142,7 @@ def computed(client: Client) -> float:
 def in_turn(
     clients: dict[str, Client], measure: Callable[[Client], float], rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Measure all clusters in every round. Returns each round's time and CPU time in seconds."""
+    """Return the time and CPU time of each round for each cluster, in seconds."""
     seconds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in clients}
     for number in range(rounds + 1):
         # Reverse the order every round, because recently freed pages are faster to allocate.

@@ -22,7 +22,7 @@ LIMIT = 1 << 40
 
 
 def round_trip(frames: list[bytes]) -> tuple[list[bytes], int]:
-    """Pack and unpack frames. Returns the unpacked frames and the number of messages."""
+    """Pack and unpack frames, and return the unpacked frames and the number of messages."""
     messages, total = pack(frames)
     assert total == sum(map(len, frames))
     received = [memoryview(bytearray(b"".join(parts))) for parts in messages]

@@ -41,7 +41,7 @@ class Objects:
 
     @ray.method(tensor_transport="aiordma")
     def give(self, value: Any) -> Any:
-        """Return `value` over RDMA. Ray passes the argument itself without a tensor transport."""
+        """Return `value` over RDMA. Ray does not use a tensor transport for the argument."""
         return value
 
     @ray.method(tensor_transport="aiordma_numpy")
@@ -176,7 +176,8 @@ def test_numpy_arrays_are_transferred_unchanged(source: Any, sink: Any) -> None:
         np.array(["text", "more"]),
     ]
     assert ray.get(sink.contents.remote(source.give_arrays.remote(arrays))) == contents(arrays)
-    # Both actors have used both transports by now, so an object can contain tensors and arrays.
+    # Once a process has used both transports, each of them transfers both tensors and arrays. Both
+    # actors have done so by now.
     both = [torch.arange(5), np.arange(5)]
     assert ray.get(sink.contents.remote(source.give.remote(both))) == contents(both)
 
@@ -228,7 +229,7 @@ def test_releasing_an_object_frees_its_memory(source: Any, sink: Any) -> None:
 
 @contextmanager
 def reading(ref: Any) -> Iterator[Future[Any]]:
-    """Run `ray.get(ref)` in a thread. Yields its future once the read has started."""
+    """Run `ray.get(ref)` in a thread, and yield its future once the read has started."""
 
     async def begun() -> bool:
         return any(it.get_name() == ref.hex() for it in asyncio.all_tasks())
@@ -243,7 +244,7 @@ def reading(ref: Any) -> Iterator[Future[Any]]:
 
 
 def offered_by(actor: Any, size: int) -> Any:
-    """Create an object in the actor. Returns its reference once the actor offers the object."""
+    """Create an object in the actor, wait until the actor offers it, and return its reference."""
     ref = actor.give_ones.remote(size)
     assert ray.wait([ref], timeout=60, fetch_local=False)[0]
     assert metadata(ref)

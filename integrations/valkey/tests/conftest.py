@@ -32,8 +32,8 @@ LIMIT = 100
 class Server:
     """A server that can be killed and restarted on the same ports.
 
-    TCP sockets find free ports for both TCP and RDMA, because the embedded device's connection
-    manager shares its port space with TCP.
+    The constructor chooses both ports by binding TCP sockets. The RDMA port is then free too,
+    because the embedded device's connection manager shares its port space with TCP.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -139,7 +139,7 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Limit coroutine tests. A waiting uvloop does not run pytest-timeout's signal handler."""
+    """Add a time limit to a coroutine test. pytest-timeout cannot interrupt a waiting uvloop."""
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
         item.obj = within_limit(item.obj)
 

@@ -65,7 +65,8 @@ class Peer:
     async def is_heard(self, writer: asyncio.StreamWriter) -> None:
         """Wait until the client has processed everything sent so far.
 
-        The client writes to the byte lent here only after it has processed everything else.
+        This method lends the client one byte. The client processes messages in order, so it has
+        processed all earlier ones when it writes to this byte.
         """
         await self.lend(1)
         writer.write(b"x")

@@ -193,7 +193,7 @@ class ValkeyTransport(asyncio.Transport):
     def _flush(self) -> None:
         """Start sending pending data if no write is in flight.
 
-        Data that is added during a write is sent together when the write has completed.
+        Data added during a write is combined into one write once the current write has completed.
         """
         count = min(len(self._pending), self._remote_space, MAX_WRITE_SIZE)
         if self._writing or not count:

@@ -16,8 +16,8 @@ bool soft_cm_handle_rtr(struct soft_qp *qp);
 /* Implements `withdrawn` of abi/device_calls.h. */
 int soft_cm_withdrawn(struct rdma_cm_id *application);
 
-/* Functions for sending MADs through queue pair 1 of this host, if the path has this queue pair.
- * MADs may be lost, duplicated, delayed or reordered. */
+/* Functions for sending MADs through queue pair 1, which only some kinds of link have. MADs may be
+ * lost, duplicated, delayed or reordered. */
 struct soft_gsi_calls {
 	/* Keep this host's addresses open for a listener or a conversation. Returns 0 or an errno
 	 * value. */

@@ -100,8 +100,9 @@ static int bind_socket(int fd, const struct sockaddr *address, bool reuse, int t
 	return error;
 }
 
-/* Returns whether a socket that is bound to the wildcard address uses the port. Only such a socket
- * conflicts with an unassigned address (from TEST-NET-1 or the IPv6 documentation prefix). */
+/* Returns whether a socket that is bound to the wildcard address uses the port. Try to bind the
+ * port on a documentation address (TEST-NET-1 or 2001:db8::/32). No interface has this address, so
+ * only a wildcard socket can conflict with it. */
 static bool is_bound_to_wildcard(const struct sockaddr *address, int type)
 {
 	union {
@@ -377,9 +378,8 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 	return error;
 }
 
-/* Resolve the destination address. A missing route or source address fails the call, because the
- * kernel's rdma_cm also returns errors that it can detect immediately. An unreachable host is
- * detected only by rdma_connect(3). */
+/* Resolve the destination address. If the route or the source address is missing, the call itself
+ * fails, as with the kernel's rdma_cm. If the host is unreachable, only rdma_connect(3) fails. */
 int soft_rdma_resolve_addr(struct rdma_cm_id *application, struct sockaddr *src_addr,
 			   struct sockaddr *dst_addr, int timeout_ms)
 {

@@ -61,8 +61,8 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 
 static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
 
-/* Send DREQ, except on a stream. The peer of a stream may not have received RTU yet, and detects
- * that the stream has been closed. */
+/* Send DREQ, except on a stream. On a stream, the peer may not be ready for DREQ because it still
+ * waits for RTU, and it detects the disconnect when the stream is closed. */
 static void send_dreq(struct soft_cm_id *id)
 {
 	if (id->link && !id->link->carrier->hand_over)
@@ -102,8 +102,8 @@ void soft_cm_close(struct soft_cm_id *id)
 
 /* ---- handing over -------------------------------------------------------------------------- */
 
-/* Hand the link over to the queue pair. The id keeps the link if `qp` is NULL, because the queue
- * pair is not ready, or if the carrier cannot hand links over. */
+/* Hand the link over to `qp`, which is NULL if the queue pair is not ready yet. In this case, or if
+ * the carrier cannot hand links over, the id keeps the link. */
 static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 {
 	const struct soft_cm_carrier *carrier = id->link->carrier;

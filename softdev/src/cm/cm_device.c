@@ -110,7 +110,7 @@ static void sweep(struct soft_cm_device *device)
 
 void soft_cm_device_sweep(void)
 {
-	soft_engine_check_descriptors(); /* called without the mutex, because it acquires it too */
+	soft_engine_check_descriptors(); /* acquires the mutex itself */
 	pthread_mutex_lock(&soft_device.cm->open_mutex);
 	for (int i = 0; i < SOFT_MAX_HCAS; i++)
 		if (soft_device.cm->devices[i].is_open)

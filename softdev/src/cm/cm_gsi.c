@@ -55,8 +55,8 @@ static void transmit(const struct soft_cm_mad *mad, const union ibv_gid *from,
 
 /* ---- conversations ------------------------------------------------------------------------- */
 
-/* Keep this host's addresses open, and allocate a zeroed object of `size` bytes. The caller must
- * undo both with release(). Returns NULL and sets `*error` on failure. */
+/* Acquire a reference to this host's open addresses, and allocate a zeroed object of `size` bytes.
+ * The caller must undo both with release(). Returns NULL and sets `*error` on failure. */
 static void *hold(size_t size, int *error)
 {
 	void *created = NULL;
@@ -283,7 +283,7 @@ static void handle_request(const union ibv_gid *from, const union ibv_gid *to,
 	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
 		return; /* forged addresses or missing ID */
 	if (shared && !known && !old && !listener)
-		return; /* a request for another process at this address, which has its own limit */
+		return; /* for another process, which limits the rate of its own requests */
 	if (!check_rate_limit(from, to))
 		return;
 	if (known && known->transaction == mad->transaction) {

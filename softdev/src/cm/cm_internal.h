@@ -36,7 +36,7 @@ struct soft_cm_limits {
 	uint32_t request_ms; /* listener: from accepting a connection to the last byte of its REQ */
 	uint32_t timewait_ms; /* from DISCONNECTED to TIMEWAIT_EXIT */
 	uint32_t linger_ms; /* time for which an ended exchange responds to duplicates */
-	uint32_t half_open; /* limit on half-open handshakes; the same for lingering links */
+	uint32_t half_open; /* maximum number of half-open handshakes and of lingering links */
 };
 
 enum { SOFT_GSI_BUCKETS = 256 };
@@ -121,8 +121,8 @@ struct soft_cm_event {
  * the id's context yet. As with the kernel, rdma_accept fails if such a request has ended. */
 int soft_cm_report(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		   const struct soft_cm_message *message);
-/* Queue a multicast event with the destination in `ud`. If private_data_len is 0, private_data is
- * the application's context pointer (rdma_join_multicast(3)). */
+/* Queue a multicast event with the destination in `ud`. If ud->private_data_len is 0,
+ * ud->private_data is the application's context pointer (rdma_join_multicast(3)). */
 int soft_cm_report_ud(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		      const struct rdma_ud_param *ud);
 /* Queue a CONNECT_REQUEST event for a connection or a datagram service. The event belongs to the
@@ -172,7 +172,7 @@ struct soft_cm_id {
 	struct soft_node in_channel;
 	enum soft_cm_state state;
 	bool synchronous; /* the id owns its channel */
-	unsigned reported, acked; /* number of events delivered and acknowledged (cm_event.c) */
+	unsigned reported, acked; /* numbers of delivered and acknowledged events (cm_event.c) */
 	bool bound; /* bound to a device */
 	bool attached; /* bound to a device, or listening on all addresses */
 	struct soft_cm_device *device; /* attached device; NULL for all devices */
@@ -213,8 +213,8 @@ struct soft_cm_id {
 	struct ibv_qp_init_attr *request_attr;
 	struct ibv_pd *request_pd;
 
-	/* The peer's port for shared memory. The port is 0 if the peer is on another host, or if
-	 * one side cannot use shared memory. */
+	/* The peer's port for shared memory. It is 0 if the peer is on another host or if either
+	 * side cannot use shared memory. */
 	uint16_t shm_port;
 	uint16_t path_port; /* identifies TCP paths to the accepting process; 0 if unknown */
 	bool opens_chan;
@@ -291,9 +291,9 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
 
 /* ---- carriers ------------------------------------------------------------------------------ */
 
-/* A transport for connection manager messages. State machines and timers are independent of it. A
- * carrier creates links, and reports events on them by calling soft_cm_link_received,
- * soft_cm_link_failed and soft_cm_request_received. */
+/* A transport for connection manager messages. A carrier creates links, and reports their events
+ * with soft_cm_link_received, soft_cm_link_failed and soft_cm_request_received. The state machines
+ * and timers do not depend on the carrier. */
 struct soft_cm_carrier {
 	bool is_lossy; /* may lose, duplicate or delay messages, so links retransmit them */
 	/* Open a link to the id's destination without sending anything. The carrier may take over
@@ -354,8 +354,8 @@ void soft_cm_link_stop(struct soft_cm_link *link);
 /* Send a message and keep a copy for retransmission. Returns 0 or an errno value. */
 int soft_cm_link_send(struct soft_cm_link *link, const struct soft_cm_message *message);
 /* Open a link for the id, send the first message (REQ or SIDR_REQ), and start the link's timers.
- * Returns 0 or an errno value. If the link is open but sending fails, id->link is set despite the
- * error. */
+ * Returns 0 or an errno value. If the link was opened but the message could not be sent, id->link
+ * is set although the call fails. */
 int soft_cm_link_connect(struct soft_cm_id *id, const struct soft_cm_carrier *carrier,
 			 const struct soft_cm_link_calls *calls,
 			 const struct soft_cm_message *message);
@@ -369,9 +369,9 @@ void soft_cm_link_leave(struct soft_cm_link *link);
 /* Send REJ on a link whose request has no id yet, and end the link. The link need not linger,
  * because a retransmitted REQ will be rejected again. */
 void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason);
-/* Assign one of `most` places to the link. Networks share the places fairly (fair_share.h). Returns
- * the link that loses its place, or NULL. The caller must end the returned link, which is never
- * `link`. */
+/* Assign one of `most` places to the link. Networks get fair shares of the places (fair_share.h).
+ * Returns the link evicted to make room, or NULL. The caller must end the evicted link, which is
+ * never `link`. */
 struct soft_cm_link *soft_cm_link_assign_place(struct soft_cm_link *link,
 					       struct soft_places *places, unsigned most);
 /* Handle a message received by the carrier. Returns false if the link may have been freed. */
@@ -397,8 +397,8 @@ bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_
 void soft_cm_listener_close(struct soft_cm_id *id);
 /* Report parked requests after the application has received a request from the listener. */
 void soft_cm_request_delivered(struct soft_cm_id *id);
-/* Returns the limit on half-open handshakes, which are those without a complete REQ. The same limit
- * applies to lingering links. */
+/* Returns the maximum number of half-open handshakes. A handshake is half open until the whole REQ
+ * has arrived. The same limit applies to lingering links. */
 static inline unsigned soft_cm_half_open(void)
 {
 	return soft_places_limit(soft_device.cm->limits.half_open);
@@ -456,10 +456,10 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 /* Returns the number of outstanding reads and atomics to allow. This is `wanted`, or `otherwise` if
  * `wanted` is RDMA_MAX_RESP_RES, but never more than the device's maximum. */
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
-/* Move the queue pair to INIT. If it is a datagram queue pair or `peer_known` is set, continue
- * through RTR to RTS. The caller sets `peer_known` once REQ or REP has arrived. The queue pair is
- * then in INIT already, and the transition from INIT to INIT enables the remote access that the
- * handshake allows. */
+/* Move the queue pair to INIT, and continue through RTR to RTS if it is a datagram queue pair or
+ * `peer_known` is set. The caller sets `peer_known` once REQ or REP has arrived. A connected queue
+ * pair is then already in INIT. Moving it to INIT again enables the remote access agreed in the
+ * handshake. */
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool peer_known);
 /* Fill in the peer's address vector from the id's addresses. */
 void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
@@ -477,10 +477,10 @@ int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *est
 /* Register the id after REQ or REP has provided the peer's queue pair number. When a local queue
  * pair moves to RTR with that number, it adopts the id's stream (soft_cm_handle_rtr). */
 void soft_cm_await_adoption(struct soft_cm_id *id);
-/* Reserve the stream for the id's queue pair. If the queue pair is already in RTR or RTS, the queue
- * pair stops connecting to its peer itself. An application can move its own queue pair to RTR
- * before it accepts the request. If that queue pair expects a PSN other than the id's,
- * soft_cm_handle_rtr has not found the id. */
+/* Reserve the stream for the id's queue pair. If the queue pair is already in RTR or RTS, stop its
+ * own attempt to connect to the peer. An application can move its queue pair to RTR before it
+ * accepts the request. soft_cm_handle_rtr then does not find the id if the queue pair expects a
+ * different PSN. */
 void soft_cm_reserve_stream(const struct soft_cm_id *id);
 /* End the id's handshake after an error. Detach the id from its link, move the id to FAILED, and
  * report the event. */

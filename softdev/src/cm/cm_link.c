@@ -16,10 +16,9 @@
 #define FIRST_RETRY_NS                                                                             \
 	UINT64_C(1000000) /* pause after the first rejection by a port without a listener */
 #define FIRST_PAUSE_NS UINT64_C(50000000)
-/* Longest pause between retransmissions. A message is retransmitted at most 15 times before the
- * longest deadline, because a REQ cannot allow more retries (IBTA 12.6.5, maximum of CM retries).
- * Retransmissions must be limited because another host may forge a REQ in the name of a victim,
- * which then receives all REPs. */
+/* Longest pause between retransmissions. A message is then retransmitted at most 15 times before
+ * the longest deadline. A REQ cannot allow more retries (IBTA 12.6.5, maximum of CM retries).
+ * Without a limit, a forged REQ could direct any number of REPs at a victim. */
 #define LONGEST_PAUSE_NS UINT64_C(8000000000)
 #define WAITING_PAUSE_NS UINT64_C(1000000000) /* minimum pause after MRA */
 #define TIMEOUT_NS UINT64_C(4096) /* base of the service timeout, 4.096 us * 2^n (IBTA 12.6.6) */
@@ -127,8 +126,8 @@ void soft_cm_link_clear_deadline(struct soft_cm_link *link)
 
 /* Retry the request after a short pause if the peer has no listener at the port. A server may be
  * replacing its listener, as perftest does between its two connections. Each pause is
- * FIRST_RETRY_NS plus half of the time since the first attempt, so that a closed port receives only
- * about ten requests. Returns false once `no_listener_ms` have passed since the first attempt. */
+ * FIRST_RETRY_NS plus half of the time since the first attempt, which limits the number of attempts
+ * to about ten. Returns false once `no_listener_ms` have passed since the first attempt. */
 bool soft_cm_link_retry(struct soft_cm_link *link)
 {
 	const uint64_t limit_ns = soft_device.cm->limits.no_listener_ms * UINT64_C(1000000);

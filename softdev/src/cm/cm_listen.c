@@ -9,8 +9,9 @@
 enum {
 	BACKLOG_MAX = 1024, /* also used for values <= 0, as in the kernel's rdma_ucm */
 	MAX_REPORTED = 8, /* heuristic */
-	/* 4.096 us * 2^20 = 4.3 s. Linux 6.1 waits 2 s longer before it retransmits REQ. The link
-	 * lingers longer than that (limits.linger_ms), so it can resend a lost response. */
+	/* 4.096 us * 2^20 = 4.3 s. After this time, Linux 6.1 waits another 2 s before it
+	 * retransmits REQ. The link lingers for longer than both together (limits.linger_ms), so it
+	 * can resend a lost response. */
 	SERVICE_TIMEOUT = 20,
 };
 
@@ -41,7 +42,6 @@ static unsigned max_parked(const struct soft_cm_id *id)
 	return most > places ? most : places;
 }
 
-/* Remove the next parked request from the listener, and return its link. */
 static struct soft_cm_link *unpark_next(struct soft_cm_listener *listener)
 {
 	struct soft_cm_link *link =

@@ -103,8 +103,8 @@ static int look_up(const char *node, const char *service, const struct rdma_addr
 	return code ? resolver_error(code) : 0;
 }
 
-/* Look up a name or service. RAI_NOROUTE has no effect, because results never contain route data.
- * The device uses the host's routes. */
+/* Look up a name or service. Results never contain route data, because the device uses the host's
+ * routes. RAI_NOROUTE therefore has no effect. */
 int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints,
 			  struct rdma_addrinfo **res)
 {

@@ -124,8 +124,8 @@ static const struct field fields[] = {
 	FIELD(TYPE(SIDR_REP), 20, 0, 32, message.qkey),
 };
 
-/* Offsets of the three vendor ID bytes in REP. Each byte follows a 3-byte field, so the bytes are
- * not adjacent. */
+/* Offsets of the three bytes of the vendor ID in REP. The bytes are separated by other fields, so
+ * the field table cannot describe them. */
 static const uint16_t reply_vendor[] = {15, 19, 23};
 
 /* ---- numbers ------------------------------------------------------------------------------- */
@@ -186,8 +186,8 @@ static void store(struct soft_cm_mad *mad, const struct field *field, uint64_t v
 
 /* ---- fields that the table does not cover ------------------------------------------------- */
 
-/* Transport service types in REQ (12.6.5) are 0 for RC, 1 for UC, 2 for RD (not supported), and 3
- * for an extended type. For RC and UC, the type is the enum ibv_qp_type value minus 2. */
+/* The transport service type in REQ (12.6.5) is 0 for RC and 1 for UC. Both are two less than the
+ * value in enum ibv_qp_type. RD (2) is not supported, and 3 means an extended type. */
 enum {
 	RC = 2, /* value in enum ibv_qp_type */
 };

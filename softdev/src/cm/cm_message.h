@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Message types. Apart from retransmissions, the types that a side sends within an exchange are in
- * strictly ascending order. */
+/* Message types. Within an exchange, each side sends its messages in strictly ascending order of
+ * type. Only retransmissions repeat an earlier type. */
 enum soft_cm_type {
 	SOFT_CM_REQ = 1,
 	SOFT_CM_MRA,
@@ -54,9 +54,9 @@ struct soft_cm_ece {
 	uint32_t options;
 };
 
-/* A decoded message. Fields that the message type does not have are zero. When encoding,
- * private_data_len is the number of bytes to send. Decoding sets private_data_len to the maximum
- * size for the type, because private data is padded with zeros to that size, as on InfiniBand
+/* A decoded message. Fields that the message type does not have are zero. Before encoding,
+ * private_data_len is the number of bytes to send. After decoding, it is the maximum size for
+ * the type, because the sender pads private data with zeros, as on InfiniBand
  * (rdma_get_cm_event(3)). */
 struct soft_cm_message {
 	enum soft_cm_type type;
@@ -79,8 +79,8 @@ struct soft_cm_message {
 	 * path to that process may already exist. */
 	uint16_t shm_port, path_port;
 	struct soft_cm_ece ece;
-	/* A random number that identifies a SIDR_REQ sent over plain UDP (not over RoCE). Only a
-	 * process that has seen the request can respond. */
+	/* A random number that identifies a SIDR_REQ sent over plain UDP (not over RoCE). A process
+	 * that has not seen the request cannot forge a response. */
 	uint64_t number;
 	uint32_t qkey;
 	uint8_t status;

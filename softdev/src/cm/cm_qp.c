@@ -19,7 +19,7 @@ uint32_t soft_cm_random_psn(void)
 	uint32_t psn;
 
 	if (soft_device.platform->random(&psn, sizeof(psn), GRND_NONBLOCK) != sizeof(psn))
-		psn = (uint32_t)soft_now(); /* fallback during boot, before entropy is available */
+		psn = (uint32_t)soft_now(); /* no entropy yet, early during boot */
 	return psn & SOFT_PSN_MASK;
 }
 
@@ -217,8 +217,8 @@ static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state stat
 		mask = datagram_attributes(id, &attr);
 	else /* RTR requires no attributes, and RTS only a PSN (IBTA 11.2.5.2) */
 		mask = IBV_QP_STATE | (state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0);
-	/* Skip the route lookup, because address resolution has found a route, or a message from
-	 * the peer has just arrived. */
+	/* The route need not be checked again. Either address resolution found it, or a message
+	 * from the peer has just arrived. */
 	return soft_modify_qp_locked(qp, &attr, mask,
 				     soft_gid_is_local(&id->id.route.addr.addr.ibaddr.sgid));
 }

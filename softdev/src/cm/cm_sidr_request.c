@@ -56,8 +56,8 @@ static const struct soft_cm_link_calls calls = {.message = message, .failed = fa
 
 /* ---- the carrier --------------------------------------------------------------------------- */
 
-/* Send a message. Errors are ignored, because lost datagrams are repeated and recv() reports a
- * missing service. */
+/* Send a message. Errors are ignored, because the link retransmits lost messages. If the port has
+ * no service, recv() fails later. */
 static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	struct client_request *client_request = soft_container(link, struct client_request, link);

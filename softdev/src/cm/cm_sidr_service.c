@@ -17,8 +17,8 @@
 
 enum { REQUESTS_PER_STEP = 64 };
 
-/* A service's socket, which stays open until the listener is closed and all requests have been
- * answered. */
+/* A service's socket. It stays open until the listener is closed and every request has a
+ * response. */
 struct service {
 	struct soft_cm_listener listener;
 	struct soft_fd_watch watch;
@@ -26,7 +26,6 @@ struct service {
 	struct soft_node requests;
 };
 
-/* A received request and the addresses needed to respond. */
 struct server_request {
 	struct soft_cm_link link;
 	struct soft_node node; /* node in service.requests */
@@ -266,8 +265,8 @@ int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint
 					  .port_space = (uint16_t)id->id.ps,
 					  .status = SOFT_SIDR_REJECTED};
 
-	/* A connection can still be rejected after rdma_accept (cm_states.c), but the response to a
-	 * datagram request cannot be withdrawn. */
+	/* Unlike a connection (cm_states.c), a datagram request cannot be rejected after it has
+	 * been accepted, because its only response has already been sent. */
 	if (id->state != SOFT_CM_REQUESTED || !soft_cm_put_private(&message, private_data, length))
 		return EINVAL;
 	id->state = SOFT_CM_FAILED;

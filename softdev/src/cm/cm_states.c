@@ -8,8 +8,8 @@
 /* Calls allowed in each state. All other calls fail with EINVAL.
  *
  *   IDLE                  rdma_listen binds to the IPv4 wildcard address, as in librdmacm.
- *   CONNECTING and later  rdma_disconnect succeeds even if there is no connection, because
- *                         rdma_disconnect(3) asks both sides to call it.
+ *   CONNECTING and later  rdma_disconnect succeeds even if there is no connection, because both
+ *                         sides are expected to call it (rdma_disconnect(3)).
  *   ACCEPTED              rdma_reject may revoke an rdma_accept until RTU arrives (IBTA 12.9).
  */
 static const unsigned int allowed[SOFT_CM_STATES] = {

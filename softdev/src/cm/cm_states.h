@@ -1,8 +1,8 @@
 /* States of an rdma_cm_id, and the calls allowed in each state.
  *
  * All API calls look up the id's state in a single table (cm_states.c) instead of testing the state
- * themselves. As in librdmacm, a call in the wrong state fails with EINVAL, even if its manual page
- * does not mention this error.
+ * themselves. As in librdmacm, a call in the wrong state fails with EINVAL. The manual pages do not
+ * always mention this error.
  */
 #pragma once
 

@@ -63,7 +63,7 @@ static void end(struct soft_cm_link *link)
 
 static void failed(struct stream *stream, int error)
 {
-	/* An unsupported version is the only invalid input that gets a response. */
+	/* Invalid input gets no response unless its protocol version is not supported. */
 	if (stream->listener && error == EPROTONOSUPPORT)
 		soft_cm_link_reject(&stream->link, SOFT_CM_REASON_INVALID_VERSION);
 	else
@@ -225,8 +225,8 @@ static void ready(struct soft_fd_watch *watch)
 	else if (!stream->handshake_done)
 		read_messages(stream);
 	else if (watch->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-		/* Ignore unread messages. The end of the stream counts as an orderly shutdown
-		 * unless the socket reports an error. */
+		/* Ignore unread messages. A closed stream counts as an orderly shutdown unless the
+		 * socket reports an error. */
 		failed(stream, watch->events & EPOLLERR ? ECONNRESET : 0);
 }
 
@@ -304,8 +304,8 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 		return NULL;
 	listener->acceptor.release_descriptor = release_descriptor;
 	/* Let another listener bind the port while connections accepted by this listener still
-	 * exist (cm_address.c). Use the longest accept queue, because the application's backlog
-	 * limits connection requests, not TCP connections. */
+	 * exist (cm_address.c). The accept queue has the maximum length, because the application's
+	 * backlog limits connection requests, not TCP connections. */
 	if (soft_set_option(id->sock, SOL_SOCKET, SO_REUSEADDR, 1) || listen(id->sock, SOMAXCONN))
 		*error = soft_cm_port_error(&id->id.route.addr.src_addr, SOCK_STREAM, errno);
 	else

@@ -13,7 +13,7 @@ enum {
 	SHARE = 8,
 };
 
-/* Charge `cost_ns` to a bucket, whose debt never exceeds BURST_NS. */
+/* Charge `cost_ns` to a bucket. A bucket never needs more than BURST_NS to recover. */
 static void charge(uint64_t *used_until, uint64_t now, uint64_t cost_ns)
 {
 	const uint64_t until = (*used_until > now ? *used_until : now) + cost_ns;
@@ -26,9 +26,10 @@ static bool has_room(uint64_t used_until, uint64_t now, uint64_t cost_ns)
 	return used_until <= now || used_until - now <= BURST_NS - cost_ns;
 }
 
-/* Returns the charge to a network for each unit. The charge doubles when less than a quarter of the
- * total burst remains, and again each time the remaining burst halves. As a result, more networks
- * can be active without exhausting the total rate. */
+/* Returns the cost of one unit, which is charged to the network's share. The cost doubles when
+ * less than a quarter of the total burst remains, and again each time the remaining burst
+ * halves. Each network then gets a smaller share, so more networks can be active before the
+ * burst is exhausted. */
 static uint64_t network_cost(uint64_t used_until, uint64_t now)
 {
 	uint64_t cost_ns = SHARE * UNIT_NS;

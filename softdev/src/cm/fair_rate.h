@@ -10,8 +10,8 @@
 
 #include "engine/engine.h"
 
-/* The `used_until` members are the times when the total rate, or the share of a network, will have
- * recovered from all units used so far. */
+/* `used_until` is the time at which the total rate has fully recovered, and `network_used_until`
+ * contains the same time for each network's share. */
 struct soft_fair_rate {
 	uint64_t seed; /* for soft_hash */
 	uint64_t used_until;

@@ -1,5 +1,5 @@
 /* Checks whether the kernel denies system calls that the device needs. Seccomp filters of
- * containers and services deny calls with an errno value of their choice.
+ * containers and services may deny a call with any errno value.
  *
  * A filter inspects a call before the kernel executes it, so each call is tried with arguments that
  * have no effect. Calls with a fallback (memfd_create, pidfd_open, process_vm_readv) and calls that

@@ -40,8 +40,8 @@ static void update_nesting(void)
 			      nested < NESTED_CHANNELS;
 
 		nested += wanted;
-		/* A failure is harmless. If the channel is not nested, another thread signals it a
-		 * little later. */
+		/* Ignore failures. A channel that is not nested is still signalled, but a little
+		 * later and by another thread. */
 		if (wanted != channel->nested &&
 		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL,
 			       soft_device.engine->epoll_fd, &event))
@@ -159,8 +159,9 @@ bool soft_channels_depend_on_engine(void)
 
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		led |= channel->completions && soft_hint_get(&channel->nested);
-	/* A thread that waits on a nested completion channel runs steps when it wakes up. These
-	 * steps also signal the other channels that accept early wake-ups. */
+	/* If a completion channel is nested, the thread that waits on it runs steps when it wakes
+	 * up. These steps also signal the other channels that accept early wake-ups, so those
+	 * channels do not need the engine's thread. */
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
 		    !soft_counter_get(&channel->sleepers) &&

@@ -45,7 +45,7 @@
 enum {
 	EPOLL_POLLING_NS = 2000,
 	EPOLL_FOUND_NS = SOFT_TICK_NS,
-	/* Number of polls without arming a CQ after which a thread is expected to go on polling. */
+	/* A thread is expected to keep polling after this number of polls without arming a CQ. */
 	POLLS_TO_TRUST = 1000,
 	/* Number of fruitless polls between two yields. */
 	MISSES_PER_YIELD = 64,
@@ -291,11 +291,12 @@ size_t soft_step_share(void)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* Returns false if armed CQs can be ignored because a thread keeps polling. An application may arm
- * one CQ for a sleeping thread and poll other CQs forever, as UCX does. The polling thread then
- * runs steps on behalf of the sleeping thread as well. If it stops polling, the engine's thread
- * notices at the next tick. Arming a CQ resets the count of polls, so an application that polls for
- * a while, arms a CQ and goes to sleep does not have to wait for that tick. */
+/* Returns whether a thread may be asleep until an armed CQ gets a completion. After POLLS_TO_TRUST
+ * polls without arming a CQ, the answer is no, because the polling thread also runs steps on behalf
+ * of sleeping threads. This is for applications that arm one CQ for a sleeping thread and poll
+ * other CQs forever, as UCX does. If the polling thread stops, the engine's thread notices at the
+ * next tick. Arming a CQ resets the count, so an application that polls for a while, arms a CQ and
+ * goes to sleep does not have to wait for that tick. */
 bool soft_engine_may_have_sleeper(void)
 {
 	soft_assert_locked();
@@ -311,9 +312,8 @@ bool soft_application_polls(void)
 }
 
 /* Request notifications from local peers if a thread may be asleep and no application thread is
- * polling. An application thread that has announced its next poll (soft_announce_poll) may take
- * longer than expected to poll. The announcement is therefore ignored while the engine's thread is
- * asleep. */
+ * polling. An announced poll (soft_announce_poll) counts only while the engine's thread is awake,
+ * because the application thread may poll later than it announced. */
 void soft_engine_update_notify_need(void)
 {
 	soft_assert_locked();
@@ -325,10 +325,10 @@ void soft_engine_update_notify_need(void)
 						(armed || soft_device.engine->asleep));
 }
 
-/* Returns whether a step may skip epoll_wait to save a system call. The rings are polled in every
- * step. A polling thread calls epoll_wait only every EPOLL_POLLING_NS. A thread that was woken and
- * found input in a ring calls it only every EPOLL_FOUND_NS. Skipping the call loses no events,
- * because a ready descriptor stays ready and wakes the thread again. */
+/* Returns whether a step may skip epoll_wait to save a system call. Every step polls the rings. A
+ * polling thread calls epoll_wait only once per EPOLL_POLLING_NS, and a woken thread that found
+ * input in a ring only once per EPOLL_FOUND_NS. No event is lost, because a ready descriptor stays
+ * ready and wakes the thread again. */
 static bool skip_epoll(bool polling, bool found)
 {
 	uint64_t interval = polling ? EPOLL_POLLING_NS : found ? EPOLL_FOUND_NS : 0;
@@ -388,8 +388,9 @@ static void progress(struct soft_channel *channel, enum soft_step_by who)
 
 void soft_progress_for(struct soft_channel *channel)
 {
-	/* Wait for the lock instead of giving up. Another thread may be doing the work that woke
-	 * the caller, which would otherwise be woken repeatedly until that work is done. */
+	/* Wait for the lock instead of returning without a step. Another thread may already be
+	 * doing the work that woke the caller. Without this wait, the caller would be woken
+	 * repeatedly until that work is done. */
 	soft_lock();
 	progress(channel,
 		 soft_counter_get(&soft_device.engine->spinning) ? SOFT_BY_POLLING : SOFT_BY_WOKEN);
@@ -425,12 +426,12 @@ static void sleep_for_tick(void)
 	soft_progress_try();
 }
 
-/* Yield now and then while polling finds nothing. The thread of the peer's device may be on this
- * machine and need the same processor. A yield costs almost nothing if no other thread needs the
- * processor. If other threads are computing, however, the kernel may not run the yielding thread
- * again for milliseconds, and the next message arrives in the meantime. In this case, the thread
- * sleeps instead of yielding. A sleeping thread keeps its time slice, and the next message wakes
- * it. */
+/* Yield now and then while polling finds nothing, because the thread of the peer's device may
+ * need the same processor. A yield costs almost nothing if no other thread needs the
+ * processor. If other threads are computing, however, the kernel may not run the yielding
+ * thread again for milliseconds, and the next message has to wait. After consecutive slow
+ * yields, the thread therefore sleeps instead. A sleeping thread keeps its time slice, and the
+ * next message wakes it. */
 void soft_progress_missed(unsigned misses)
 {
 	/* Stay awake if there are rings to poll, because peers do not notify a polling thread, or
@@ -466,9 +467,9 @@ void soft_engine_count_armed(int change)
 	soft_counter_add(&soft_device.engine->armed, (unsigned)change);
 }
 
-/* Update the request for notifications even if no ring is being polled. The process may write to
- * its own ring later, in a call that runs no step. A record left in the ring wakes a sleeping
- * thread only if notifications have already been requested. */
+/* Update whether local peers must notify this process, even if no ring is being polled. The process
+ * may later write to its own ring, in a call that runs no step. This record wakes a sleeping thread
+ * only if notifications were requested before it was written. */
 void soft_engine_prepare_sleep(void)
 {
 	soft_lock();

@@ -125,7 +125,7 @@ struct soft_platform {
 	int (*clock)(clockid_t clock, struct timespec *now); /* clock_gettime(3) */
 	ssize_t (*random)(void *to, size_t length, unsigned flags); /* getrandom(2) */
 	void (*alarm)(uint64_t deadline_ns); /* sets the time to run the timers */
-	bool threads; /* whether the engine has its own thread; otherwise, callers run all steps */
+	bool threads; /* whether the engine has its own thread; if not, callers run all steps */
 	const struct soft_network *network; /* NULL for the kernel's network */
 };
 
@@ -191,7 +191,7 @@ struct soft_fd_watch {
 	uint32_t events; /* events for which `ready` was called */
 	uint32_t interest; /* events registered with epoll, maintained by the engine; initially 0 */
 	bool watched;
-	uint32_t ports; /* not served while all these ports are down; 0 means always served */
+	uint32_t ports; /* ports of which at least one must be up; 0 to serve always */
 	struct soft_node node; /* node in soft_engine.watches */
 };
 
@@ -231,7 +231,7 @@ void soft_progress(void);
 struct soft_timer {
 	uint64_t deadline_ns; /* time as returned by soft_now() */
 	void (*expired)(struct soft_timer *timer);
-	/* private to timer.c, a node of a pairing heap */
+	/* node of a pairing heap, private to timer.c */
 	bool running;
 	struct soft_timer *child, *next, *previous;
 };
@@ -279,19 +279,19 @@ void soft_accept_stop(struct soft_acceptor *acceptor); /* safe to repeat */
 /* A channel signals to the application that a queue of completion, CM or asynchronous events is not
  * empty. The queue belongs to the channel's owner.
  *
- * `fd` is readable exactly while the channel is signalled. After soft_wake_early, it is also
- * readable whenever the engine has work. The waiting thread then does this work itself, so the
- * engine's thread does not have to do it first and then wake the waiting thread.
+ * `fd` is readable while the channel is signalled. After soft_wake_early, it may also be readable
+ * when the engine has work. The waiting thread then does this work itself, which avoids a switch
+ * from the engine's thread to the waiting thread.
  */
 struct soft_channel {
 	int fd; /* the application's epoll instance; its O_NONBLOCK flag is honoured */
 	int event_fd; /* eventfd registered in `fd` */
 	bool completions; /* completion channel, whose waiting threads do the device's work */
-	bool accepts_early_wakeup; /* whether wake-ups without an event are acceptable */
+	bool accepts_early_wakeup; /* whether a wake-up without an event is acceptable */
 	bool nested; /* the engine's epoll instance is in `fd` and wakes sleeping threads */
 	bool signalled; /* `event_fd` has been written; protected by the lock of the queue */
 	bool deferred;
-	unsigned wanted; /* atomic: armed CQs, or CM ids that wait for the peer; set by the owner */
+	unsigned wanted; /* atomic: number of armed CQs or waiting CM ids; set by the owner */
 	unsigned sleepers; /* atomic: threads in soft_channel_wait */
 	/* value of soft_engine.descriptor_losses when the channel was created */
 	unsigned descriptor_losses;
@@ -308,8 +308,8 @@ void soft_channel_destroy(struct soft_channel *channel);
 bool soft_channel_lost(const struct soft_channel *channel);
 
 void soft_channel_signal(struct soft_channel *channel); /* queue non-empty; under the lock */
-/* Clear the signal. The caller has found the queue empty and must still hold the lock that protects
- * the queue. */
+/* Clear the signal of an empty queue. The caller must hold the queue's lock, and must not have
+ * released it since it found the queue empty. */
 void soft_channel_consume(struct soft_channel *channel);
 
 /* Returns whether O_NONBLOCK or `accepts_early_wakeup` is set. */
@@ -322,9 +322,9 @@ int soft_channel_wait(struct soft_channel *channel);
 
 enum {
 	SOFT_STAGING_SIZE = 32 * 1024, /* buffer size for small frames of one recv or send */
-	SOFT_STEP_BYTES = 1024 * 1024, /* bytes per step and direction, shared by the streams */
+	SOFT_STEP_BYTES = 1024 * 1024, /* total byte limit per step and direction */
 	SOFT_STEP_EVENTS = 8, /* maximum number of descriptors served per step */
-	SOFT_TICK_NS = 500 * 1000, /* poll interval of the engine's thread while it ticks */
+	SOFT_TICK_NS = 500 * 1000, /* poll interval of the engine's thread */
 };
 
 /* Scratch memory for the thread that holds the lock. Its contents are not kept between calls. */
@@ -353,15 +353,15 @@ struct soft_deferred {
 void soft_defer(struct soft_deferred *deferred);
 void soft_deferred_cancel(struct soft_deferred *deferred);
 
-/* Write a byte to a non-blocking descriptor after the lock has been released, because waking
- * another process takes longer than all other work for a short message. */
+/* Write a byte to a non-blocking descriptor after the lock has been released. Waking another
+ * process takes longer than handling a short message, and the lock would be held all that time. */
 void soft_notify_later(int fd);
 /* Flush pending notifications and wait for other threads that are writing theirs. Must be called
  * before closing a descriptor that was passed to soft_notify_later. */
 void soft_notify_finish(void);
 
-/* Returns a number that changes each time the lock is released. With this number, work that keeps
- * deferring itself can limit how much it does before the lock is released. */
+/* Returns a number that changes each time the lock is released. A function can use it to limit its
+ * work while the lock is held, even if it is called repeatedly. */
 unsigned soft_lock_turn(void);
 
 /* A set of device ports is a bit mask. Bit 0 is the port of `embedded0`. */
@@ -371,8 +371,7 @@ void soft_watches_set_down_ports(uint32_t ports);
 
 /* Run a step for a polling thread. Does nothing if another thread holds or awaits the lock. */
 void soft_progress_try(void);
-/* Let other threads run now and then while polling finds nothing. `misses` is the number of
- * fruitless polls. */
+/* Yield the CPU or sleep after a number of unsuccessful polls. `misses` counts these polls. */
 void soft_progress_missed(unsigned misses);
 
 /* Run a step like soft_progress, but do not signal `channel` through its fd, because the caller is
@@ -397,7 +396,7 @@ void soft_engine_schedule_step(void);
 
 /* Count a frame that has been sent or received and is not the last frame of its message. */
 void soft_engine_count_part(void);
-/* Count a write to another process. `asleep` states whether that process had to be notified. */
+/* Count a write to another process. `asleep` is true if that process had to be notified. */
 void soft_engine_count_write(bool asleep);
 
 /* Returns whether the engine's thread is ticking, that is, polling every SOFT_TICK_NS. */
@@ -406,10 +405,10 @@ bool soft_engine_ticks(void);
 /* Returns the fork generation, which is incremented in the child of a fork and when descriptors are
  * lost. Objects of an earlier generation are invalid. */
 unsigned soft_engine_fork_generation(void);
-/* Check whether the application has closed the device's descriptors, as daemons do when they close
- * all files. If it has, discard the device's state, as in the child of a fork. Existing objects can
- * then only be destroyed, but a device can be opened again. Call this before closing or writing
- * descriptors on behalf of an application. The caller must not hold any lock. */
+/* Discard the device's state if the application has closed the device's descriptors. A daemon, for
+ * example, closes all files when it starts. Existing objects can then only be destroyed, but the
+ * application can open a device again. Call this function before closing or writing descriptors on
+ * behalf of an application. The caller must not hold any lock. */
 void soft_engine_check_descriptors(void);
 
 /* ---- entries of the device's table (abi/device_calls.h) -------------------------------------- */
@@ -422,15 +421,14 @@ unsigned soft_engine_progress(void);
 uint64_t soft_peer_wakeups(void);
 /* Returns the number counted by soft_engine_count_part. */
 unsigned soft_engine_parts(void);
-/* Returns the number counted by soft_engine_count_write with this argument. */
+/* Returns the number of calls of soft_engine_count_write with this value of `asleep`. */
 unsigned soft_engine_writes(bool asleep);
 void soft_busy_poll(int starts);
 void soft_announce_poll(int change);
-/* Returns whether output may be delayed until the next step or tick, which calls `send_delayed`.
- * This is possible only if an application thread has announced its next poll (soft_announce_poll)
- * and the engine's thread is ticking. Output is never delayed within a step or in the first call
- * after one. To recognise the first call, the function stores the number of the latest step in
- * `*last_step`. */
+/* Returns whether output may be delayed until the next step or tick calls `send_delayed`. This
+ * requires that an application thread has announced its next poll (soft_announce_poll) and that the
+ * engine's thread is ticking. During a step, the result is false. The first call after a step also
+ * returns false. Each caller must keep its own `*last_step`, which identifies this first call. */
 bool soft_engine_may_delay_output(unsigned *last_step);
 void soft_wake_early(int fd);
 
@@ -444,8 +442,8 @@ enum soft_port_change {
 	SOFT_PORT_FATAL, /* fatal device error */
 };
 
-/* Functions of a higher-level folder that the engine calls. Any function may be NULL. All functions
- * are called under the lock, except `create`, `destroy` and `outer`. */
+/* Callbacks by which the engine calls a higher-level folder. Each callback may be NULL. All
+ * callbacks except `create`, `destroy` and `outer` are called under the lock. */
 struct soft_subsystem {
 	/* Create the folder's part of soft_device. Called before anything else. */
 	void (*create)(void);
@@ -454,8 +452,8 @@ struct soft_subsystem {
 	int (*start)(void);
 	/* Close all resources when the engine stops, after the last user has been removed. */
 	void (*stop)(void);
-	/* Free the memory to which the folder's part still refers. Called before a simulated host's
-	 * device is freed. */
+	/* Free the memory to which the folder's part of soft_device points. Called before the
+	 * device of a simulated host is freed. */
 	void (*destroy)(void);
 	/* Reset the folder in the child of a fork, or after the program has closed the device's
 	 * descriptors. All watched descriptors are already closed. */
@@ -469,8 +467,8 @@ struct soft_subsystem {
 	/* Handle a change of the ports in the bit mask `ports`. */
 	void (*port_changed)(enum soft_port_change change, uint32_t ports);
 
-	/* Handle input that no descriptor reports. Returns whether it found any input. Only one
-	 * subsystem may provide `poll`, `has_input` and `need_notify`. */
+	/* Handle input that does not make a descriptor readable. Returns whether any input was
+	 * found. Only one subsystem may provide `poll`, `has_input` and `need_notify`. */
 	bool (*poll)(void);
 	/* Returns whether `poll` has input to handle. */
 	bool (*has_input)(void);
@@ -498,7 +496,7 @@ int soft_check_call(const char *name, long result);
 int soft_check_packet_calls(void);
 
 /* Returns the reason why this thread's latest attempt to start the engine failed. The string is
- * empty if no more is known than the errno value. */
+ * empty if only an errno value is known. */
 const char *soft_start_failure(void);
 
 /* Set the NULL-terminated list of subsystems, in the order in which they are called. Must be called

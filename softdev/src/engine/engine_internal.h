@@ -7,8 +7,8 @@
 #include "engine.h"
 
 enum {
-	/* maximum number of descriptors to be written after the lock has been released; further
-	 * ones are written under the lock */
+	/* maximum number of descriptors written after the lock has been released; any others are
+	 * written under the lock */
 	SOFT_NOTIFY_MOST = 8
 };
 
@@ -44,7 +44,7 @@ struct soft_engine {
 	bool asleep; /* whether the engine's thread is in poll(), or about to call it */
 	unsigned slow_yields; /* atomic: consecutive yields that cost a time slice */
 	uint64_t no_yield_until; /* atomic: until then, pollers sleep instead of yielding */
-	uint64_t epoll_at; /* time of the last epoll_wait in steps that may skip it */
+	uint64_t epoll_at; /* time when epoll_wait was last due (skip_epoll) */
 	uint32_t down_ports; /* ports whose watches are not served */
 
 	int epoll_fd; /* contains all watched descriptors */
@@ -128,8 +128,8 @@ void soft_engine_update_notify_need(void);
 bool soft_engine_may_have_sleeper(void);
 
 /* Returns whether a thread may be asleep on a channel that only the engine's thread can signal.
- * This is possible if the application expects an event (soft_channel.wanted) and passes the fd of a
- * channel that is not nested to its own poll() (channel.c). */
+ * For example, the application may wait for an event (soft_channel.wanted) in its own poll() on a
+ * channel that is not nested (channel.c). */
 bool soft_channels_depend_on_engine(void);
 /* Set the timerfd. Implements soft_platform.alarm. */
 void soft_engine_alarm(uint64_t deadline_ns);

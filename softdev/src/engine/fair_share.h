@@ -40,9 +40,9 @@ struct soft_places {
 	struct soft_node peers; /* soft_place.node, oldest first */
 	unsigned count;
 	uint64_t seed; /* for soft_hash */
-	/* Number of peers in each bucket of networks. Buckets avoid a record for each network.
-	 * Networks may share a bucket, but peers cannot cause this on purpose, because the seed of
-	 * the hash is random. */
+	/* Number of peers in each bucket. Networks are hashed into buckets, so no network needs a
+	 * record. Two networks may share a bucket, but peers cannot cause this on purpose, because
+	 * the seed of the hash is random. */
 	uint16_t peer_counts[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
 	/* Bucket of the enclosing network. */
 	uint16_t parent_bucket[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];

@@ -1,5 +1,5 @@
 /* Manages the engine's life cycle. Adding the first user starts the engine, and removing the last
- * one stops it. The fork handlers are here as well. */
+ * user stops it. This file also contains the fork handlers. */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -386,7 +386,7 @@ void soft_engine_put(void)
 	if (soft_device.engine->users && --soft_device.engine->users == 0) {
 		soft_publish(&soft_device.engine->stopping, true);
 		if (write(soft_device.engine->wake_fd, &one, sizeof(one)) != sizeof(one))
-			abort(); /* cannot fail: the only write, and the fd has just been checked */
+			abort(); /* cannot fail: the eventfd is valid, and its counter is 0 */
 		if (soft_device.platform->threads)
 			pthread_join(soft_device.engine->thread, NULL);
 		soft_lock();

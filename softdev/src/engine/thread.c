@@ -150,8 +150,7 @@ static bool tick(unsigned *seen, unsigned *ticks)
 struct tick_history {
 	unsigned seen; /* engine.served at the last check */
 	bool app_served; /* whether the application has served work since this thread last did */
-	/* consecutive runs of at most MAX_FAILED_TICKS ticks that left work unserved */
-	unsigned failures;
+	unsigned failures; /* consecutive failures of ticking, as defined in must_serve */
 	uint64_t no_tick_until; /* time before which the thread does not tick */
 	uint64_t pause_ns; /* length of the pause that follows MAX_FAILURES failures */
 };
@@ -170,12 +169,10 @@ static bool must_serve(struct tick_history *tick_history)
 	unsigned ticks;
 	bool left_unserved = tick(&tick_history->seen, &ticks);
 
-	/* An application may poll its memory for a peer's writes, and poll the CQ only for
-	 * completions of its own requests. It serves some work while it has such requests.
-	 * Afterwards, it leaves the peer's writes to this thread while it waits for them. If the
-	 * application stops serving only after more than MAX_FAILED_TICKS ticks, this does not
-	 * count as a failure. The application has served a lot of work by then, and was probably
-	 * just interrupted. */
+	/* Count a failure if the application soon stops serving work. For example, it may poll
+	 * the CQ while it has outstanding requests, and then only read its memory until a peer's
+	 * write arrives. Ticking would delay that write. An application that stops serving after
+	 * more than MAX_FAILED_TICKS ticks has probably just been interrupted. */
 	if (!left_unserved || ticks > MAX_FAILED_TICKS) {
 		tick_history->failures = 0;
 		tick_history->pause_ns = NO_TICK_NS;

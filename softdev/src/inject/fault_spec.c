@@ -223,8 +223,8 @@ static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned 
 	       "cut_after, rnr, overrun, register, handshake, qp, cq or device";
 }
 
-/* Check that each option has an effect, which means that the spec contains the fault the option
- * modifies. Returns an error message, or NULL on success. */
+/* Check that the spec contains the faults that its options modify. Returns an error message, or
+ * NULL on success. */
 static const char *find_unused_part(const struct soft_fault_spec *spec)
 {
 	const struct soft_fault_schedule *schedule = spec->schedule;

@@ -23,7 +23,7 @@ enum soft_fault {
 	SOFT_FAULTS,
 };
 
-/* The occurrences at which a fault strikes, numbered from 1. */
+/* The probability of a fault at each occurrence from `first` to `last`, numbered from 1. */
 struct soft_fault_schedule {
 	double probability; /* 0 if never */
 	uint64_t first, last;
@@ -80,8 +80,8 @@ int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error
  * message to stderr. */
 int soft_faults_apply_environment(void);
 
-/* Returns the random number in the range [0, 1) that decides one occurrence. The number depends
- * only on the seed and the arguments (fault.c). */
+/* Returns a pseudorandom number in the range [0, 1) for one occurrence. It depends only on the seed
+ * and the arguments (fault.c). */
 double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned stream,
 			 uint64_t occurrence);
 bool soft_fault_occurs(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,

@@ -17,7 +17,7 @@
 
 enum {
 	MIN_REPLIES = 4, /* responses seen before acknowledgements are delayed */
-	NO_REPLY_PENALTY = -64, /* `replies` after an acknowledgement had to be sent alone */
+	NO_REPLY_PENALTY = -64, /* `replies` after an acknowledgement was delayed in vain */
 	MAX_UNACKNOWLEDGED = 8, /* unacknowledged messages that force an acknowledgement */
 };
 

@@ -14,9 +14,9 @@
 
 #include "link_internal.h"
 
-/* Values of soft_link.attempts. The pause before the next attempt is 1 ms if the count is 0. It
- * quadruples with each attempt (1, 4, 16 ms ...) until the count reaches LONGEST_PAUSE. Eight
- * retries therefore take place in the first ten seconds. */
+/* Values of soft_link.attempts. A failed attempt is followed by a pause of 4^attempts ms and
+ * increments the count, up to LONGEST_PAUSE. A side that starts at 0 retries eight times in the
+ * first ten seconds. */
 enum {
 	SECOND = 2, /* initial count of the side that connects second */
 	SECOND_ROUND = 3,

@@ -3,7 +3,7 @@
 
 #include "cma_descriptor.h"
 
-/* minimum payload in bytes within a process, where the ring may cost one core two copies */
+/* minimum payload in bytes within a process, where one core may do both of the ring's copies */
 enum { MIN_WITHIN_PROCESS = 8 * 1024 };
 
 static struct soft_cma *cma_of(const struct soft_link *link)
@@ -88,10 +88,10 @@ static void request_failed(struct soft_qp *qp, const struct soft_frame *frame,
 		soft_responder_fail(qp, SOFT_NAK_REQUESTERS_MEMORY, qp->responder.psn);
 }
 
-/* Fail the READ whose response could not be copied. A revoked export does not indicate why its
- * owner revoked it. If only the key was invalidated, the owner's queue pair sends a NAK, which
- * completes the READ. If the owner's queue pair is in error, it does not respond, just as on a
- * hardware adapter. The link then ends, and the READ completes after its retry time. */
+/* Fail the READ whose response could not be copied. If the export has been revoked, the reason is
+ * not known here. If the key was invalidated, the owner's queue pair sends a NAK, which completes
+ * the READ. If the owner's queue pair is in error, it does not respond, as on a hardware adapter.
+ * The link then ends, and the READ completes after its retry time. */
 static void read_failed(struct soft_qp *qp, enum soft_cma_result reached)
 {
 	if (reached == SOFT_CMA_REVOKED)

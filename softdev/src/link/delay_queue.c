@@ -1,5 +1,5 @@
-/* The delay queue, which holds incoming frames and datagrams before they are handled if a fault
- * spec is set.
+/* The delay queue. While a fault spec is set, it holds incoming frames and datagrams until they are
+ * due.
  *
  * The queue holds whole frames, so it does not depend on the kind of link. It preserves the order
  * of the frames: a delayed frame also delays all frames behind it. Control frames (DISCONNECT,
@@ -30,7 +30,7 @@ enum stream { REQUESTS, ANSWERS, ACKNOWLEDGEMENTS, STREAMS };
 struct soft_delay_queue {
 	struct soft_link *link; /* NULL in the datagram queue, and once the link is gone */
 	bool busy;
-	bool applies; /* whether the spec applies; if not, the queue only drains */
+	bool applies; /* whether the spec covers this link; if not, the queue is drained */
 	bool will_disconnect;
 	bool ended; /* whether the stream has ended */
 	int error; /* errno value that ended the stream; 0 after an orderly close */
@@ -282,7 +282,7 @@ static size_t collect(struct soft_delay_queue *queue, const uint8_t *data, size_
 		queue->collected += (uint32_t)part;
 		if (queue->collected < SOFT_FRAME_HEADER)
 			return part;
-		/* Queue an invalid frame without a payload. It ends the link when it is handled. */
+		/* Keep only the header of an invalid frame. Handling that frame ends the link. */
 		bool whole = soft_frame_decode(queue->header, &frame);
 
 		queue->packet =

@@ -147,7 +147,8 @@ void soft_handshake_check(struct soft_qp *qp)
 	if (!link || link->base.state != SOFT_LINK_UP || !link->hello_valid || !has_send_psn(qp) ||
 	    link->peer_hello.receive_psn == qp->attr.sq_psn)
 		return;
-	/* The peer would reject all requests, so let them fail as if it did not respond. */
+	/* The peer would reject all requests. Close the link, so that they fail as if the peer did
+	 * not respond. */
 	soft_handshake_trace_drop(link, qp, "PSN");
 	link->psn_refused = true;
 	soft_link_close(qp);
@@ -269,8 +270,8 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 }
 
 /* Returns whether the queue pair may respond to a HELLO now. With the CM, the queue pair must have
- * received its stream. Without the CM, it must not be waiting for the response to its own HELLO if
- * that HELLO takes precedence. */
+ * received its stream. Without the CM, the side that connects first does not respond after it has
+ * sent its own HELLO. */
 static bool can_respond(const struct soft_qp *qp)
 {
 	if (!is_ready(qp) || qp->stream_from_cm)
@@ -278,8 +279,8 @@ static bool can_respond(const struct soft_qp *qp)
 	return !qp->link || qp->link->state == SOFT_LINK_CONNECTING || !soft_connects_first(qp);
 }
 
-/* Accept a pending link. It becomes the queue pair's link or, with the CM, gives its channel to the
- * existing link. */
+/* Accept a pending link. Without the CM, it becomes the queue pair's link. With the CM, its channel
+ * is passed to the existing link. */
 static void accept_pending(struct soft_link *link, struct soft_qp *qp)
 {
 	struct soft_link *own = soft_link_of(qp);

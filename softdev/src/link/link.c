@@ -1,8 +1,8 @@
 /* Life cycle of a queue pair's stream, from the handshake to the last frame.
  *
- * A stream ends in one of two ways. When a queue pair enters ERR, is reset or is destroyed, its
- * side starts an orderly close: it sends a DISCONNECT frame with its last acknowledgement and then
- * ends the channel. In every other case, such as when a process is killed, the stream is broken.
+ * When a queue pair enters ERR, is reset or is destroyed, its stream is closed in an orderly way.
+ * The last frame is a DISCONNECT, which contains the queue pair's last acknowledgement. A stream
+ * that ends without DISCONNECT, for example because a process was killed, is broken.
  */
 #include <unistd.h>
 
@@ -171,8 +171,8 @@ void soft_link_close(struct soft_qp *qp)
 	soft_assert_locked();
 	struct soft_link *link;
 
-	/* Send DISCONNECT while the queue pair is still attached, because the frame contains its
-	 * acknowledgement. */
+	/* Send DISCONNECT before the queue pair is detached, because the frame contains the queue
+	 * pair's acknowledgement. */
 	close_orderly(qp);
 	link = soft_link_of(qp);
 	if (!link)

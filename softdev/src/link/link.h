@@ -34,11 +34,10 @@ void soft_qp_await_adoption(struct soft_qp *qp);
  * already, EINVAL in another state, or another errno value. */
 int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t length);
 /* Adopt a CM socket from which nothing has been read, or use an existing path instead. If
- * `is_initiator` is set, this side selects the path. It attaches to shared memory at `shm_port` or,
- * if `shm_port` is 0 or shared memory is disabled, looks for a path to the process at `path_port`
- * that was created from an earlier stream. If `is_initiator` is not set, this side waits until the
- * peer has selected a path. Takes ownership of `fd`, even on failure. Returns 0 or an errno
- * value. */
+ * `is_initiator` is set, this side selects the path. It attaches to shared memory at `shm_port`. If
+ * `shm_port` is 0 or shared memory is disabled, it looks for a TCP path from an earlier stream to
+ * the process at `path_port`. If `is_initiator` is not set, the peer selects the path. Takes
+ * ownership of `fd`, even on failure. Returns 0 or an errno value. */
 int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint16_t path_port,
 			    bool is_initiator);
 

@@ -4,7 +4,7 @@
 #include "link_internal.h"
 
 enum {
-	/* record size in bytes from which copying the record through a ring takes longer than
+	/* size in bytes at which copying a record through a ring begins to take longer than
 	 * sending a response */
 	LONG_RECORD = 16 * 1024,
 	STREAM_CHAN = 1, /* channel number at both ends of a stream from the CM */
@@ -47,8 +47,9 @@ static void data(struct soft_chan *chan, const uint8_t *bytes, size_t length, si
 	if (!rest)
 		check_record_end(link);
 	/* Respond to a long record now, so that the sender can continue while this side handles the
-	 * rest of its input. Also send a NAK now, before the refused record counts as read. If this
-	 * process ended in between, the peer would complete the refused request (peer_exit.c). */
+	 * rest of its input. Also send a NAK now, before this record is marked as read. If this
+	 * process ended after marking the record, but before sending the NAK, the peer would
+	 * complete the refused request (peer_exit.c). */
 	bool answers = (length >= LONG_RECORD || link->base.nak_opcode) &&
 		       soft_link_has_output(link) && soft_path_is_local(chan->path);
 
@@ -62,8 +63,8 @@ static int place(struct soft_chan *chan, size_t length, struct iovec *iov, int r
 	struct soft_link *link = link_of(chan);
 	int count;
 
-	/* Only TCP paths call this function. A frame with pieces is followed by a descriptor and
-	 * not by payload, and begin() in link_input.c rejects it on a TCP path. */
+	/* Only TCP paths call this function. A frame with pieces carries a descriptor instead of a
+	 * payload, and begin() in link_input.c rejects it on a TCP path. */
 	if (link->base.state != SOFT_LINK_UP || link->remaining < SOFT_DIRECT_MIN ||
 	    link->frame.pieces)
 		return 0;
@@ -133,9 +134,9 @@ static void gone(struct soft_chan *chan, int error)
 	}
 }
 
-/* Returns whether the path should probe the peer's machine. If `waiting` is set, it should do so
- * while a reliable request is unanswered. Otherwise, it should do so during the handshake, and also
- * later if the queue pair must detect that its peer has ended. */
+/* Returns whether the path must probe the peer's machine for this link. If `waiting` is set, only
+ * an unanswered reliable request requires a probe. Otherwise, the handshake requires one. After the
+ * handshake, a probe is required if the queue pair must notice that its peer has ended. */
 static bool probes(struct soft_chan *chan, bool waiting)
 {
 	const struct soft_qp *qp = link_of(chan)->qp;

@@ -120,9 +120,9 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 		case SOFT_SINK_RECEIVE:
 		case SOFT_SINK_WRITE:
 		case SOFT_SINK_READ: {
-			/* A copy with loads and stores fetches each cache line of the destination
-			 * before writing it. This would slow down a SEND or WRITE to uncached
-			 * memory by up to a third, so it is forced only for READ responses. */
+			/* Force loads and stores only for READ responses. Such a copy first fetches
+			 * each cache line of the destination, which would slow down a SEND or WRITE
+			 * to uncached memory by up to a third. */
 			void (*copy)(uint8_t *, const uint8_t *, size_t) =
 				link->sink == SOFT_SINK_READ ? soft_copy_by_loads : soft_copy;
 			int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);

@@ -119,16 +119,16 @@ void soft_link_detach(struct soft_link *link);
 void soft_link_close(struct soft_qp *qp);
 /* Record that the link may lose frames, and notify the peer with LOSES (req_retransmit.c). */
 void soft_link_set_lossy(struct soft_link *link);
-/* Send pending output immediately. */
+/* Write pending frames unless the path's port is down. Writes DISCONNECT on a closing link. */
 void soft_link_flush(struct soft_link *link);
-/* Returns whether output is deferred to the end of the step. */
+/* Returns whether output is deferred until the lock is released. */
 bool soft_link_has_output(const struct soft_link *link);
-/* Send deferred output now. */
+/* Send deferred output without waiting until the lock is released. */
 void soft_link_output_now(struct soft_link *link);
 
 /* acks.c */
 void soft_ack_delay(struct soft_qp_link *link); /* called when a receive has completed */
-void soft_ack_cancel(struct soft_link *link); /* called when no acknowledgement is delayed */
+void soft_ack_cancel(struct soft_link *link); /* removes the delayed acknowledgement, if any */
 void soft_ack_request_sent(struct soft_link *link); /* called when a request is sent */
 void soft_acks_send(uint64_t age_ns); /* implements soft_subsystem.send_delayed */
 
@@ -162,7 +162,7 @@ void soft_link_write_end(struct soft_link *link);
 
 /* link_chan.c */
 extern const struct soft_chan_ops soft_link_chan_calls;
-/* Set how long the link tolerates silence from the peer's machine. Called when the handshake
+/* Set how long the peer's machine may be silent before the link fails. Called when the handshake
  * starts, when the link comes up, and when the queue pair's timeout is set. */
 void soft_link_set_liveness_limit(struct soft_link *link);
 /* Request a channel on `path`, which may be NULL. Returns false if no channel is available. */
@@ -188,14 +188,15 @@ void soft_selection_use_tcp(struct soft_link *link, bool notify_peer);
 void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link);
 
 /* peer_exit.c */
-/* Note the earliest request in the records that the peer's process had not read when it ended. */
+/* Record the earliest request that the peer's process had not read when it ended. Called for each
+ * unread record. */
 void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t length);
-/* Complete the requests that the peer's process had read from shared memory when it ended. The
- * caller sets `busy`, because the link may be finished. */
+/* Complete the requests that the peer's process had read from shared memory when it ended. This may
+ * finish the link, so the caller must set `busy` to keep it allocated. */
 void soft_peer_exit_shm(struct soft_link *link);
 /* Complete the requests that the peer's process had read from a TCP stream when it ended. The
- * peer's kernel has not confirmed the last `missing` bytes. The caller sets `busy`, because the
- * link may be finished. */
+ * peer's kernel has not confirmed the last `missing` bytes. This may finish the link, so the caller
+ * must set `busy` to keep it allocated. */
 void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing);
 
 /* handshake.c: without the CM */

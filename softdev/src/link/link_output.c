@@ -23,7 +23,7 @@ struct batch {
 	size_t bytes; /* total length of the batch */
 	size_t room; /* bytes that the path accepts */
 	size_t cma_bytes; /* bytes covered by descriptors, not included in `bytes` */
-	bool closed; /* whether to add no more requests, because the next one cannot be sent */
+	bool closed; /* set when a request cannot be sent; no later requests are added */
 	int record_count;
 	struct soft_record_end ends[SOFT_PATH_RECORDS];
 	struct soft_tx_packet frames[SOFT_PATH_FRAMES];
@@ -147,9 +147,10 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out);
 }
 
-/* Add the next request or response, with any acknowledgement that is due. The frame contains a
- * descriptor instead of the payload if possible. Sets `*has_frame` to whether `next` has returned a
- * frame. Returns false if it has not, or if the frame's memory is not readable. */
+/* Add the next request or response, with any acknowledgement that is due. If possible, the frame
+ * contains a descriptor instead of the payload. Returns false and sets `*has_frame` to false if
+ * there is no frame. Returns false and sets `*has_frame` to true if the memory of the frame is not
+ * readable. */
 static bool add_next(struct batch *batch,
 		     bool (*next)(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				  struct soft_tx_packet *out),
@@ -278,9 +279,9 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 	end_record(batch);
 }
 
-/* Returns whether this side's queue pair enters ERR after sending the NAK. It does not after a
- * sequence error, which retransmission corrects, or if the requester's memory is unreadable, which
- * is the requester's error. */
+/* Returns whether sending the NAK moves this side's queue pair to ERR. A sequence error does not,
+ * because retransmission corrects it. Unreadable memory at the requester is not an error of this
+ * side either. */
 static bool is_fatal(enum soft_nak syndrome)
 {
 	return syndrome != SOFT_NAK_SEQUENCE && syndrome != SOFT_NAK_REQUESTERS_MEMORY;

@@ -31,8 +31,8 @@ static void received(struct soft_fd_watch *watch)
 	if (n > 0)
 		soft_selection_use_tcp(link, false);
 	else if (link->chan.path)
-		/* Ignore the end of the stream while a channel is requested. Either HELLO_ACK
-		 * arrives through the channel, or the channel ends too. */
+		/* The end of the stream does not matter while this side waits for a channel. Either
+		 * HELLO_ACK arrives through the channel, or the channel ends too. */
 		soft_unwatch(watch);
 	else
 		soft_link_finish(link, n ? errno : ECONNRESET);

@@ -112,8 +112,9 @@ uint16_t soft_ipv4_sum(const uint8_t *header)
 	return (uint16_t)sum;
 }
 
-/* Returns whether the last 20 of the 40 bytes are an IPv4 header. RoCE leaves the bytes before an
- * IPv4 header undefined, so only a valid checksum distinguishes it from a GRH (Annex A17.4.5). */
+/* Returns whether the last 20 of the 40 bytes are an IPv4 header. The first 20 bytes are
+ * undefined in that case, so only a valid checksum distinguishes an IPv4 header from a GRH
+ * (IBTA annex A17.4.5). */
 static bool is_ipv4(const uint8_t *grh)
 {
 	return grh[IPV4] == 0x45 && soft_ipv4_sum(grh + IPV4) == 0xffff;

@@ -77,9 +77,8 @@ static struct soft_cq *pop_ready(struct soft_comp_channel *channel)
 {
 	struct soft_cq *cq = NULL;
 
-	/* The hint is always set if this thread's own step has added an event. If another thread
-	 * adds one concurrently, the hint may not be set yet, but that event makes the fd
-	 * readable. */
+	/* If the caller's own step has queued an event, the hint is set. If another thread is just
+	 * queueing an event, the hint may still be clear, but the event makes the fd readable. */
 	if (!soft_hint_get(&channel->has_ready))
 		return NULL;
 	pthread_mutex_lock(&channel->mutex);
@@ -114,8 +113,8 @@ int soft_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void
 	int rc = 0;
 
 	/* A non-blocking caller runs a step first, because it is polling or has just been woken. A
-	 * blocking caller waits first. If work is ready, the wait takes no longer than a step that
-	 * finds nothing to do. */
+	 * blocking caller sleeps first. If work is ready, the sleep ends immediately and takes no
+	 * longer than a step without work. */
 	while (!(found = pop_ready(channel))) {
 		if (!nonblocking)
 			rc = sleep_until_work(channel);

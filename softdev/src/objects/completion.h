@@ -22,7 +22,7 @@ struct soft_stamp {
 };
 
 struct soft_cq {
-	union { /* both start with the same members; create_cq_ex sets all of `ex` */
+	union { /* `ex` starts with the members of `ibv`; only create_cq_ex sets the rest */
 		struct ibv_cq ibv;
 		struct ibv_cq_ex ex;
 	};

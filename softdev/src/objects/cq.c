@@ -246,8 +246,8 @@ static int pop(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stam
 /* Perform a step of the device's work because a thread has polled an empty CQ. */
 static void poll_device(struct soft_cq *cq)
 {
-	/* After arming, programs poll once for completions that arrived before, and then wait.
-	 * Waiting performs the step, so skip it here. */
+	/* After arming the CQ, applications poll once for earlier completions and then wait for an
+	 * event. Skip the step here, because waiting performs it. */
 	if (soft_hint_get(&cq->just_armed)) {
 		soft_hint_set(&cq->just_armed, false);
 		return;

@@ -87,8 +87,8 @@ static inline struct soft_pd *soft_pd_of(struct ibv_pd *pd)
 	return soft_container(pd, struct soft_pd, ibv);
 }
 
-/* Returns the underlying domain of a parent or imported domain, or else the domain itself. Domains
- * are equal if their underlying domains are. */
+/* Returns the underlying domain of a parent or imported domain. For any other domain, returns the
+ * domain itself. Two domains count as equal if this function returns the same domain for both. */
 static inline const struct ibv_pd *soft_pd_root(const struct ibv_pd *ibv)
 {
 	const struct soft_pd *pd = soft_container(ibv, struct soft_pd, ibv);
@@ -149,8 +149,8 @@ void soft_context_hold(struct soft_context *context);
  * the lock. */
 void soft_context_release(struct soft_context *context);
 
-/* Open a context in a zeroed or stopped struct. Called without the lock. Returns 0 or an errno
- * value. */
+/* Initialise a struct as an open context. The struct must be zeroed, or must have been passed to
+ * soft_context_stop(). Called without the lock. Returns 0 or an errno value. */
 int soft_context_start(struct soft_context *context, struct ibv_device *of);
 /* Close a context without freeing its struct. Called without the lock. */
 void soft_context_stop(struct soft_context *context);
@@ -191,10 +191,10 @@ bool soft_gid_refresh(struct soft_hca *hca);
 void soft_gid_forget(struct soft_hca *hca);
 int soft_gid_index(const struct soft_hca *hca,
 		   const union ibv_gid *gid); /* returns -1 if not in the table */
-/* Get the GID table entry at `index`, which is the source of packets to `to`. Returns 0, EINVAL if
- * the index is invalid or the two GIDs belong to different address families, or the routing table's
- * error (ENETUNREACH, EHOSTUNREACH) if no route exists. For a multicast GID, checks only the
- * index. */
+/* Get the GID table entry at `index` and check whether it can be the source of packets to `to`.
+ * Returns EINVAL if the index is invalid or the GIDs belong to different address families. Returns
+ * ENETUNREACH or EHOSTUNREACH if no route exists. Returns 0 otherwise. If `to` is a multicast GID,
+ * only the index is checked. */
 int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *to,
 		    struct soft_gid *gid);
 /* Returns the number of the device that owns the address. 127.0.0.2 belongs to device 1 and so on,
@@ -202,9 +202,9 @@ int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *
  * contains it, or else to device 0. */
 int soft_gid_hca_number(const union ibv_gid *gid);
 uint32_t soft_gid_port(const union ibv_gid *gid); /* port of the local device that owns the GID */
-/* Check whether a local address has a route to `to`, which has the same address family or is a
- * multicast address. Returns 0 or the routing table's error, which is ENETUNREACH from a loopback
- * address to another host. */
+/* Check whether a route exists from the local address `own` to `to`. Unless `to` is a multicast
+ * address, both must belong to the same address family. Returns 0, or the error of the routing
+ * table. If `own` is a loopback address and `to` is on another host, the error is ENETUNREACH. */
 int soft_gid_route(const union ibv_gid *own, const union ibv_gid *to);
 /* Bind a socket to a local address. Returns 0 or an errno value. */
 int soft_gid_bind(int fd, const union ibv_gid *own);
@@ -240,8 +240,8 @@ void soft_port_detach(struct soft_context *context);
 /* Returns the number of devices of this process. The first call reads AIORDMA_EMBEDDED_DEVICES. */
 int soft_hca_count(void);
 struct soft_hca *soft_hca_at(int number); /* returns device 0 if `number` is too high */
-/* Returns whether the queue pair's port is down, or its peer's port if the peer is in this
- * process. */
+/* Returns whether the queue pair's port is down. If the peer is in this process, the peer's port
+ * counts as well. */
 bool soft_qp_has_port_down(const struct soft_qp *qp);
 extern const struct soft_subsystem soft_port_subsystem;
 

@@ -99,8 +99,8 @@ int soft_ibv_get_pkey_index(struct ibv_context *context, uint8_t port_num, uint1
 	return -1;
 }
 
-/* Returns 0, because no order is guaranteed (ibv_query_qp_data_in_order(3)). Bytes arrive in order,
- * but the kernel does not specify the order in which its copies become visible. */
+/* Returns 0, because data is not guaranteed to become visible in order
+ * (ibv_query_qp_data_in_order(3)). The kernel does not specify such an order for its copies. */
 int soft_ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
 {
 	(void)qp;

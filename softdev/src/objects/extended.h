@@ -1,5 +1,4 @@
-/* The functions for the table in struct verbs_context, and declarations that the files implementing
- * them share. */
+/* Declarations for the files that implement the function pointers in struct verbs_context. */
 #pragma once
 
 #include "objects.h"

@@ -80,7 +80,7 @@ enum {
 	SOFT_CMA_DESC_HEAD = 8,           /* slot and generation */
 	SOFT_CMA_DESC_PIECE = 16,
 	SOFT_HANDSHAKE_SIZE = 48,
-	SOFT_WIRE_VERSION = 3, /* version of the wire format; the CM has SOFT_CM_VERSION */
+	SOFT_WIRE_VERSION = 3, /* version of this wire format, not of the CM protocol */
 	SOFT_PSN_MASK = 0xffffff,
 	SOFT_PSN_HALF = 1 << 23, /* half of the PSN circle (IBTA 9.7.4.1.2) */
 	SOFT_MAX_MESSAGE = 1 << 30, /* half the maximum in flight at the smallest MTU */
@@ -128,7 +128,7 @@ enum soft_nak {
 	SOFT_NAK_REMOTE_ACCESS = 2,
 	SOFT_NAK_REMOTE_OPERATION = 3,
 	/* not in the specification: the responder cannot access the requester's memory (CMA); a
-	 * card would detect this error in the requester */
+	 * hardware requester would detect this error itself */
 	SOFT_NAK_REQUESTERS_MEMORY = 31,
 };
 
@@ -152,7 +152,7 @@ struct soft_frame {
 	uint32_t immediate; /* network byte order */
 	uint32_t dma_length;
 	uint32_t msn;
-	uint32_t skip; /* not on the wire: leading bytes that were received before */
+	uint32_t skip; /* not sent: leading bytes that have already been received */
 };
 
 enum soft_hello_kind {
@@ -185,7 +185,7 @@ static inline bool soft_is_read(uint8_t opcode)
 	return opcode == SOFT_READ || opcode == SOFT_COMPARE_SWAP || opcode == SOFT_FETCH_ADD;
 }
 
-/* Returns whether the response has the form of a response to a zero-length READ
+/* Returns whether the request is answered in the same format as a zero-length READ
  * (IBTA annex A19). */
 static inline bool soft_is_empty_read(uint8_t opcode)
 {

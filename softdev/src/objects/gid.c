@@ -88,8 +88,8 @@ static int loopback_number(const union ibv_gid *gid)
 										     : -1;
 }
 
-/* Returns the number of the first device that has the GID in its table. Only considers the first
- * `count` devices. Returns `count` if none of them has the GID. */
+/* Search the GID tables of the first `count` devices for `gid`. Returns the number of the first
+ * device that has it, or `count` if none does. */
 static int first_hca_with(const union ibv_gid *gid, int count)
 {
 	int number = 0;
@@ -129,7 +129,7 @@ bool soft_datagram_is_ipv4(const struct soft_datagram *datagram)
 	return soft_gid_is_ipv4(&datagram->source) && soft_gid_is_ipv4(&datagram->destination);
 }
 
-/* Address scopes, in the order in which a table lists their addresses. */
+/* Address scopes, in the order of their addresses in a GID table. */
 enum scope { SCOPE_GLOBAL, SCOPE_LINK, SCOPE_HOST };
 
 static enum scope scope_of(const union ibv_gid *gid)
@@ -294,8 +294,8 @@ int soft_gid_bind(int fd, const union ibv_gid *own)
 	return bind(fd, (struct sockaddr *)&address, size) ? errno : 0;
 }
 
-/* Returns whether a socket that is connected to `to` sends its packets to this host. In this case,
- * the kernel has chosen `to` itself or a loopback address as the source address. */
+/* Returns whether the packets of a socket connected to `to` stay on this host. If they do, the
+ * socket's source address is either `to` or a loopback address. */
 static bool stays_on_host(int fd, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;

@@ -1,7 +1,7 @@
 /* Imports of devices and regions into another context: ibv_import_device(3), ibv_import_mr(3).
  * Imports of protection domains are in pd.c, and imports of device memory in dm.c.
  *
- * With hardware devices, the kernel keeps a context's objects behind its cmd_fd, which can be
+ * The context of a hardware device accesses its objects in the kernel through cmd_fd, which can be
  * passed to other processes. Here, cmd_fd is an empty file, and contexts whose files have the same
  * inode share their objects. The objects exist only in this process, so a cmd_fd from another
  * process is rejected.

@@ -108,7 +108,7 @@ const char *soft_local_denial_reason(const struct ibv_pd *pd, const struct ibv_s
 		if (wrong)
 			return wrong;
 	}
-	return "PAGES"; /* no key is at fault, which leaves missing pages */
+	return "PAGES"; /* all keys allow the access, so pages must be missing */
 }
 
 const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struct ibv_pd *pd,

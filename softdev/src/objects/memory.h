@@ -6,8 +6,8 @@
 /* ---- keys.c: memory keys ------------------------------------------------------------------- */
 
 /* A range of memory that a key gives access to: a registered region, or the part of a region that a
- * window is bound to. The upper 24 bits of the key identify the range. The lower 8 bits are also
- * secret, and binding a window can change them. */
+ * window is bound to. The upper 24 bits of the key identify the range. The lower 8 bits are random
+ * at first, and binding a window can change them. */
 struct soft_range {
 	uint32_t key;
 	bool window; /* whether this is a window, whose key only peers can use */
@@ -81,8 +81,8 @@ void *soft_remote_memory(const struct soft_qp *qp, const struct ibv_pd *pd, uint
 /* ---- pages.c ------------------------------------------------------------------------------- */
 
 /* Fault in pages for reading, or for writing if `writable`. Returns 0, EFAULT if pages do not exist
- * or do not allow the access, or another errno value. If the kernel cannot fault in pages, returns
- * 0 without checking them. */
+ * or do not allow the access, or another errno value. Before Linux 5.14, the pages cannot be
+ * checked, and 0 is returned. */
 int soft_pages_fault(const void *memory, size_t length, bool writable);
 bool soft_pages_can_fault(void);
 
@@ -92,7 +92,7 @@ struct soft_mr {
 	struct ibv_mr ibv;
 	struct soft_range range;
 	unsigned windows; /* number of bound windows */
-	bool fixed; /* whether the region is of a kind that ibv_rereg_mr(3) cannot change */
+	bool fixed; /* whether rereg is unsupported (null, dma-buf and device memory) */
 	bool closed; /* true for imports, and after the key has been removed */
 	bool imported;
 	struct soft_dm *dm;
@@ -108,8 +108,8 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
 /* Register memory that the caller knows to have no holes (`reg_own_mr` in the device's table). With
  * NULL and SIZE_MAX, registers all memory without rights for peers (`reg_local_dma`). */
 struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
-/* Check access flags against those in `allowed`, and clear the optional flags, which are ignored.
- * Returns 0 or an errno value. */
+/* Clear the optional access flags, which this device ignores, and check the others against
+ * `allowed`. Returns 0 or an errno value. */
 int soft_mr_access(unsigned *access, unsigned allowed);
 
 /* ---- mw.c: memory windows ------------------------------------------------------------------ */

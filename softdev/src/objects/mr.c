@@ -1,10 +1,10 @@
-/* Memory regions, which give the device access to memory with certain rights.
+/* Memory regions, which give the device and peers access to the application's memory.
  *
- * Registration faults in all pages with the requested rights, as pinning would. If it did not,
- * missing pages would go unnoticed until a peer accesses them, when registration can no longer
- * return an error. An on-demand region (IBV_ACCESS_ON_DEMAND) is checked on access instead.
- * soft_reg_own_mr() skips the check, because its caller has mapped or allocated the memory and
- * knows that it has no holes. The first access then creates the pages.
+ * Registration faults in all pages with the requested rights, as pinning would, and fails if pages
+ * are missing. Without this check, the error would not appear until a peer accesses the pages. An
+ * on-demand region (IBV_ACCESS_ON_DEMAND) is checked on each access instead. soft_reg_own_mr()
+ * skips the check, because its caller has mapped or allocated the memory and knows that it has no
+ * holes. The first access then creates the pages.
  */
 #include <sys/mman.h>
 
@@ -187,9 +187,9 @@ static int check_rereg(const struct soft_mr *mr, int flags, const struct ibv_pd 
 		       : 0;
 }
 
-/* Change a region but keep its keys (ibv_rereg_mr(3)). Returns 0, IBV_REREG_MR_ERR_INPUT if the
- * region is unchanged, or IBV_REREG_MR_ERR_CMD if it no longer gives access. Sets errno on
- * failure. */
+/* Change a region but keep its keys (ibv_rereg_mr(3)). Returns 0 on success. On failure, sets errno
+ * and returns IBV_REREG_MR_ERR_INPUT if the region is unchanged, or IBV_REREG_MR_ERR_CMD if its
+ * keys have been removed. */
 int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length,
 		      int access)
 {

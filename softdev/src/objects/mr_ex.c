@@ -84,7 +84,7 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 	if (!rc) {
 		mr.ibv.addr = (void *)(uintptr_t)offset; /* like libibverbs */
 		mr.range = (struct soft_range){
-			/* process_vm_readv(2) cannot copy from device memory. */
+			/* A dma-buf may be device memory, which process_vm_readv(2) cannot copy. */
 			.access = rights | (is_file ? SOFT_ACCESS_CMA : 0),
 			.memory = (uint8_t *)mr.mapping + skip,
 			.start = iova,

@@ -1,11 +1,11 @@
-/* Memory windows, which have keys that give peers access to parts of regions. Work requests bind
+/* Memory windows. The key of a window gives peers access to part of a region. Work requests bind
  * and unbind windows (IBTA 10.6.6, 10.6.7).
  *
  * A type 1 window belongs to a protection domain. Each bind changes its key, and a bind of length 0
- * unbinds it. When a type 2B window is bound, it also becomes tied to a queue pair, and the
- * application chooses the last eight bits of its key. It must be unbound by a local or remote
- * invalidation before it can be bound again. Comments refer to rules of the specification by the
- * names that the kernel's rdma_rxe driver uses.
+ * unbinds it. Binding a type 2B window also assigns it to the queue pair, and the application
+ * chooses the low eight bits of its key. The window must be unbound by a local or remote
+ * invalidation before it can be bound again. Labels such as C10-72 denote rules of the
+ * specification. The kernel's rdma_rxe driver uses the same labels.
  */
 
 #include "objects.h"
@@ -188,8 +188,8 @@ const char *soft_invalidate(const struct soft_qp *qp, uint32_t rkey)
 	struct soft_mw *mw = mw_of(range);
 
 	/* Type 1 windows cannot be invalidated (o10-37.2.26), and type 2B windows must belong to
-	 * this queue pair (IBTA 10.6.7.2.4). No window belongs to an XRC_RECV queue pair, because
-	 * it cannot bind. */
+	 * this queue pair (IBTA 10.6.7.2.4). An XRC_RECV queue pair owns no windows, because it
+	 * has no send queue to bind them. */
 	if (!mw)
 		return range ? "REGION" : "KEY";
 	if (!mw->range.bound)

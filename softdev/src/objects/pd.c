@@ -48,8 +48,8 @@ struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
 	return create(context, &(struct soft_pd){0}, 0);
 }
 
-/* Move the unused imports of domain `of` to `list`. These imports were still in use when the
- * application released them. The caller holds the lock, and frees the imports after unlocking. */
+/* Move imports of domain `of` to `list` if the application has released them and they have no users
+ * left. The caller holds the lock, and frees the imports after unlocking. */
 static void collect_unimported(struct soft_pd *of, struct soft_node *list)
 {
 	soft_list_each_safe (struct soft_pd, pd, &soft_device.objects->pds, node) {
@@ -106,8 +106,6 @@ static int check_parent_domain(const struct ibv_context *context,
 
 	if (attr->comp_mask & ~known)
 		return EOPNOTSUPP; /* programs fall back if a flag is unknown */
-	/* Both domains must belong to this context, and the protection domain must not be a parent
-	 * domain. */
 	if (!attr->pd || attr->pd->context != context || soft_pd_is_parent(attr->pd) ||
 	    (attr->td && attr->td->context != context))
 		return EINVAL;
@@ -164,7 +162,7 @@ struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handl
 	return soft_finish_create(rc, pd);
 }
 
-/* Release an import. If objects still use it, deallocating the original frees it. */
+/* Release an import. If it is still in use, it is freed when the original is deallocated. */
 void soft_ibv_unimport_pd(struct ibv_pd *ibv)
 {
 	soft_lock();

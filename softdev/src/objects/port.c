@@ -1,8 +1,8 @@
-/* Devices and ports, and the events that report their changes to contexts (ibv_get_async_event(3)).
+/* Devices and ports, and the events that report changes to them (ibv_get_async_event(3)).
  *
- * The host causes two kinds of changes: its addresses may change, and a port goes down with its
- * network interface. All other changes come from tests (aiordma_embedded_raise). They not only
- * raise an event but also change the state of the device or port.
+ * The host causes two kinds of changes: its addresses may change, and a port goes down or up with
+ * its network interface. Tests cause all other events with aiordma_embedded_raise(), which also
+ * changes the state of the device or port accordingly.
  */
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
@@ -112,7 +112,6 @@ static void dispatch_event(struct soft_hca *hca, enum ibv_event_type type)
 		soft_async_event(context, &event);
 }
 
-/* Call a function for each queue pair of a device. */
 static void for_queue_pairs(struct soft_hca *hca, void (*what)(struct soft_qp *qp))
 {
 	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
@@ -186,8 +185,8 @@ static bool is_link_down(const struct soft_hca *hca)
 	return down;
 }
 
-/* Take the port down or up if its interface has gone down or come up. Otherwise, leave the port
- * unchanged, because a test may have set its state. */
+/* Bring the port up or down if the link state of its interface has changed. Otherwise, leave the
+ * port unchanged, because a test may have set its state. */
 static void follow_interface(struct soft_hca *hca)
 {
 	const bool down = hca->interface[0] && is_link_down(hca);

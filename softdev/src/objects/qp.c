@@ -110,9 +110,9 @@ static void rnr_expired(struct soft_timer *timer)
 	soft_qp_kick(qp);
 }
 
-/* Give up on a peer that could not be reached in time. RC and XRC requests fail as if no retry had
- * been answered (IBTA 9.7.6.1.3). UC has no acknowledgements, so its requests complete as if the
- * network had lost them. */
+/* Give up on a peer that could not be reached in time. RC and XRC requests fail as if all retries
+ * had timed out (IBTA 9.7.6.1.3). UC has no acknowledgements, so its requests complete as if the
+ * network had lost them. UD uses the timer only to try sending again. */
 static void reach_expired(struct soft_timer *timer)
 {
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, reach_timer);
@@ -125,15 +125,15 @@ static void reach_expired(struct soft_timer *timer)
 	} else if (qp->sq.oldest != qp->sq.tail) {
 		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down(qp)) {
-		/* The peer's own requests should have timed out by now, but the peer cannot detect that
-		 * the port on this side is down. Close the link to notify it. */
+		/* The peer's own requests should have timed out by now, but the peer cannot detect
+		 * that the port on this side is down. Close the link to notify it. */
 		soft_links->close(qp);
 	}
 }
 
-/* Returns the inline data limit to grant. It may exceed the requested limit (ibv_create_qp(3)),
- * because inline data occupies the space of the SGEs in a work request, as on cards.
- * rdma_xclient(1) relies on the higher limit. */
+/* Returns the inline data limit to grant. Inline data is stored in place of the SGEs, so the limit
+ * may exceed the requested one (ibv_create_qp(3)). Hardware devices also grant more, and
+ * rdma_xclient(1) relies on it. */
 static uint32_t inline_room(const struct ibv_qp_cap *cap)
 {
 	uint32_t list = cap->max_send_sge * (uint32_t)sizeof(struct ibv_sge);
@@ -293,8 +293,8 @@ void soft_qp_error(struct soft_qp *qp)
 	stop_timers(qp);
 	soft_flush(qp);
 	end_draining(qp);
-	/* The queue pair takes no more receives from its shared receive queue. The application can
-	 * now destroy the queue pair without losing a receive (IBTA 11.6.3.1). */
+	/* The queue pair will not take any more receives from its shared receive queue. The
+	 * application can now destroy it without losing a receive (IBTA 11.6.3.1). */
 	if (qp->ibv.srq)
 		soft_qp_event(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 	soft_links->close(qp);
@@ -340,10 +340,11 @@ static uint64_t connecting_time(const struct soft_qp *qp)
 								  : CONNECTING_REMOTE_NS;
 }
 
-/* Start the timer after which the queue pair gives up on an unreachable peer, unless it is running.
- * Each attempt takes 4.096 us * 2^timeout (IBTA 9.7.6.1.3), and the total time is at least
- * `least_ns` and at most a minute. If the timeout attribute is 0, the timer is not started and
- * requests wait forever. UC does not have this attribute and uses `least_ns`. */
+/* Start the timer after which the queue pair gives up on an unreachable peer, if the timer is not
+ * already running. It covers all attempts, each of which takes 4.096 us * 2^timeout
+ * (IBTA 9.7.6.1.3), but at least `least_ns` and at most a minute. If the timeout attribute is 0,
+ * there is no timer and requests wait forever. UC does not have this attribute and uses
+ * `least_ns`. */
 static void start_reach_timer(struct soft_qp *qp, uint64_t least_ns)
 {
 	const uint64_t most_ns = 60000000000u;

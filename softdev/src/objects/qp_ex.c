@@ -33,8 +33,8 @@ static uint32_t flags_of(const struct ibv_qp_init_attr_ex *attr)
 	return attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS ? attr->create_flags : 0;
 }
 
-/* Check that the queue pair is created in a domain of this context. This must be an XRC domain for
- * XRC_RECV, and a protection domain for all other types. Returns 0 or EINVAL. */
+/* Check that the domain belongs to this context. XRC_RECV requires an XRC domain, and all other
+ * types require a protection domain. Returns 0 or EINVAL. */
 static int check_domain(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
 {
 	const uint32_t domains = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;

@@ -12,8 +12,8 @@
 
 enum { LOCAL_NUMBERS = 1 << SOFT_QPN_LOCAL_BITS };
 
-/* Guarantee that about SOFT_QPN_QUARANTINE numbers are always assignable, so that random selection
- * finds one quickly. */
+/* In the worst case, about SOFT_QPN_QUARANTINE numbers are still assignable. Random selection
+ * therefore finds one quickly. */
 _Static_assert(SOFT_MAX_QP + 2 * SOFT_QPN_QUARANTINE <= LOCAL_NUMBERS, "numbers run out");
 
 struct soft_qp *soft_qp_find(uint32_t qp_num)

@@ -65,8 +65,8 @@ struct soft_window {
 	uint32_t read_psns; /* limit if the next request is a READ */
 	/* called before lost packets are retransmitted */
 	void (*on_loss)(struct soft_window *window);
-	/* A large READ is split into several requests. This ring buffer contains the PSN at which
-	 * each unanswered one ends. */
+	/* A large READ is split into several requests. This ring buffer contains the PSN after
+	 * the last one of each unanswered part. */
 	uint32_t part_head, part_tail;
 	uint32_t part_ends[SOFT_READ_PARTS];
 };
@@ -105,7 +105,7 @@ struct soft_response {
 	union {
 		struct {
 			uint32_t copy_length;
-			uint8_t *copy; /* copy of the READ data before an overwrite, or NULL */
+			uint8_t *copy; /* READ data saved before it is overwritten, or NULL */
 		};
 		uint8_t result[SOFT_ATOMIC_RESULT];
 	};
@@ -280,8 +280,8 @@ static inline bool soft_psn_before(uint32_t psn, uint32_t other)
 	return ((psn - other) & SOFT_PSN_MASK) >= SOFT_PSN_HALF;
 }
 
-/* Returns the binary logarithm of the number of bytes per PSN, which is the path MTU. For UD, a
- * message has a single PSN, and the path MTU is the maximum message length. Valid from RTR on. */
+/* Returns the base-2 logarithm of the path MTU, which is the number of bytes per PSN. A UD message
+ * has a single PSN, and the path MTU is its maximum length. Valid from RTR on. */
 static inline uint32_t soft_mtu_shift(const struct soft_qp *qp)
 {
 	return 7u + qp->attr.path_mtu; /* enum ibv_mtu: 1 is 256 */
@@ -308,9 +308,9 @@ static inline bool soft_has_valid_length(const struct soft_qp *qp, const struct 
 	return frame->length && !(frame->length & ((1u << soft_mtu_shift(qp)) - 1));
 }
 
-/* Skip the bytes at the start of a frame that have already been received. This happens because a
- * retransmitted message may be split into different frames. Returns false if the frame contains
- * nothing new. */
+/* Skip the bytes at the start of a frame that have already been received. A retransmitted message
+ * may be split into frames differently, so a frame can contain both old and new bytes. Returns
+ * false if the frame contains nothing new. */
 static inline bool soft_trim(const struct soft_qp *qp, struct soft_frame *frame, uint32_t expected)
 {
 	uint32_t behind = (expected - frame->psn) & SOFT_PSN_MASK;
@@ -326,8 +326,8 @@ static inline struct soft_send_wqe *soft_send_at(const struct soft_qp *qp, uint3
 	return &qp->sq.slots[index & qp->sq.mask];
 }
 
-/* Returns the size of a slot in `lists` in bytes, aligned for SGEs. inline_room() has made
- * max_inline_data large enough for the SGEs. */
+/* Returns the size of a slot in `lists` in bytes, aligned for SGEs. The SGEs fit into the slot,
+ * because soft_qp_create() makes max_inline_data at least as large as max_send_sge SGEs. */
 static inline size_t soft_send_list_size(const struct soft_qp *qp)
 {
 	enum { ALIGNED = sizeof(uint64_t) };
@@ -351,14 +351,14 @@ static inline struct soft_destination *soft_send_destination(const struct soft_q
 	return &qp->sq.destinations[index & qp->sq.mask];
 }
 
-/* Returns whether the request's response contains data. */
+/* Returns whether the response to the request contains data. */
 static inline bool soft_send_is_read(const struct soft_send_wqe *send)
 {
 	return send->opcode == IBV_WR_RDMA_READ || send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
 	       send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
-/* Returns whether the response has the form of a response to a zero-length READ
+/* Returns whether the request is answered in the same format as a zero-length READ
  * (IBTA annex A19). */
 static inline bool soft_send_is_empty_read(const struct soft_send_wqe *send)
 {
@@ -371,8 +371,8 @@ static inline bool soft_send_is_counted(const struct soft_send_wqe *send)
 	return soft_send_is_read(send) || soft_send_is_empty_read(send);
 }
 
-/* Returns the first PSN of the request in a slot. For a local request or the first free slot,
- * returns the PSN of the next request to be sent. */
+/* Returns the first PSN of the request at `index`, which may also be the tail. A local request does
+ * not occupy any PSNs and has the first PSN of the request after it. */
 static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
 {
 	return (index == qp->sq.tail ? qp->sq.psn : soft_send_at(qp, index)->psn) & SOFT_PSN_MASK;
@@ -460,14 +460,13 @@ struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_i
 int soft_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
 
 /* Make sure that a receive for the current message is at the head of the queue pair's own queue. If
- * that queue is empty, moves a receive there from the shared receive queue, so that other queue
- * pairs cannot use it. Returns false if no receive is available. */
+ * that queue is empty, take a receive from the shared receive queue, so that other queue pairs
+ * cannot use it. Returns false if no receive is available. */
 bool soft_receive_ready(struct soft_qp *qp);
 
 struct soft_qp *soft_qp_of(struct ibv_qp *qp);
 
-/* Find a queue pair by its number. Returns NULL if no queue pair has the number. The CM knows
- * nothing but the number if the application creates and modifies its queue pairs itself. */
+/* Find a queue pair by its number. Returns NULL if no queue pair has the number. */
 struct soft_qp *soft_qp_find(uint32_t qp_num);
 
 /* Register a callback that is called once when an adopted stream ends. `error` is 0 if either side
@@ -477,8 +476,8 @@ void soft_qp_on_link_down(struct soft_qp *qp,
 			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
 			  void *owner);
 
-/* Close the stream in an orderly way. Moves the queue pair to ERR, which flushes all work requests,
- * and notifies the peer. `link_down` is called when the peer has closed its end, or after two
+/* Disconnect from the peer. This moves the queue pair to ERR, which flushes all work requests and
+ * closes the stream. The `link_down` callback runs when the peer has closed its end, or after two
  * seconds. Returns 0, or ENOTCONN if there is no stream. */
 int soft_qp_disconnect(struct soft_qp *qp);
 
@@ -517,9 +516,7 @@ void soft_served_release(const struct aiordma_served *served);
 void soft_exclude_from_served(uint32_t rkey);
 /* Returns whether the bytes that the peer reads with this key are counted. */
 bool soft_counts_reads_of(const struct soft_qp *qp, uint32_t rkey);
-/* Add to the number of bytes that the peer has read. */
 void soft_count_read(struct soft_qp *qp, uint64_t bytes);
-/* Add to the number of bytes that the peer has written. */
 void soft_count_written(struct soft_qp *qp, uint64_t bytes);
 /* Handle the end of the queue pair's stream. `error` is 0 after an orderly end, otherwise an errno
  * value. */
@@ -581,8 +578,9 @@ static inline bool soft_oldest_has_begun(const struct soft_qp *qp)
  * are outstanding and count against max_rd_atomic. A fenced request waits until it is 0. Returns
  * false if the request must wait or has failed. */
 bool soft_send_execute_local(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads);
-/* Execute the local requests at the front of the unsent ones. Complete all executed local requests
- * that have no older request before them. Then fail the oldest request if it cannot be sent. */
+/* Execute local requests until the next request is one that must be sent or has to wait. Complete
+ * the executed local requests that have become the oldest. Then fail the oldest request if it
+ * cannot be sent. */
 void soft_send_advance(struct soft_qp *qp);
 /* Complete executed local requests that have become the oldest. */
 void soft_send_complete_local(struct soft_qp *qp);

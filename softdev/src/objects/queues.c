@@ -1,5 +1,5 @@
-/* Rings of queue pairs and shared receive queues. All memory for their work requests is allocated
- * at creation. */
+/* Send and receive rings of queue pairs and shared receive queues. The memory for all work requests
+ * of a ring is allocated when the ring is created. */
 
 #include "objects.h"
 
@@ -130,7 +130,7 @@ void soft_queues_destroy(struct soft_qp *qp)
 		qp->transport->forget(qp);
 }
 
-/* Drop all posted requests without completions, as RESET requires (IBTA 10.3.1.1). */
+/* Discard all posted requests. In RESET, they generate no completions (IBTA 10.3.1.1). */
 void soft_queues_reset(struct soft_qp *qp)
 {
 	qp->sq.oldest = qp->sq.next = qp->sq.tail = qp->sq.reads = 0;

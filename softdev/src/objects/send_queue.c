@@ -2,7 +2,8 @@
  *
  * Local requests (memory window binds and invalidations) are executed in order, after all earlier
  * requests have begun and before any later request begins. A peer can therefore never learn a key
- * before it is valid (IBTA 10.8.3.3). Local requests have no PSN. They also complete in order.
+ * before it is valid (IBTA 10.8.3.3). Local requests have no PSNs. Like all other requests, they
+ * complete in order.
  */
 #include "objects.h"
 

@@ -133,8 +133,8 @@ int soft_get_srq_num(struct ibv_srq *ibv, uint32_t *srq_num)
 	return 0;
 }
 
-/* Move all receives to the queue `fresh` and install it. The caller must destroy the old queue,
- * which is stored in `fresh`. */
+/* Move all receives to the queue `fresh`, and swap it with the current queue. The caller must
+ * destroy the old queue, which is then in `fresh`. */
 static void resize(struct soft_srq *srq, struct soft_receive_queue *fresh)
 {
 	struct soft_receive_queue old = srq->rq;

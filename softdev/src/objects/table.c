@@ -71,8 +71,8 @@ void soft_table_remove(struct soft_table *table, uint32_t key)
 	uint32_t mask = table->capacity - 1;
 	uint32_t hole = (uint32_t)(slot_of(table, key) - table->slots);
 
-	/* A search ends at an empty slot. Find the next entry whose search would pass the hole, and
-	 * move it there. Repeat this with the hole that the entry leaves. */
+	/* Searches end at an empty slot, so the hole must not separate an entry from its home slot.
+	 * Move the next such entry into the hole, and continue with the slot that it leaves. */
 	for (uint32_t at = (hole + 1) & mask; table->slots[at].key; at = (at + 1) & mask) {
 		uint32_t home = table->slots[at].key & mask;
 

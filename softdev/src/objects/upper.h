@@ -32,8 +32,7 @@ struct soft_link_calls {
 	/* Called when the queue pair has entered RTS, from RTR if `first` is set. Its PSNs and
 	 * timeout are known now. */
 	void (*ready)(struct soft_qp *qp, bool first);
-	/* Close the link of a queue pair in ERR after sending its last frames. Does nothing without
-	 * a link. */
+	/* Send the last frames of a queue pair in ERR, and then close its link, if any. */
 	void (*close)(struct soft_qp *qp);
 	/* Detach the queue pair from its link, if any, and close the link. */
 	void (*detach)(struct soft_qp *qp);
@@ -41,11 +40,11 @@ struct soft_link_calls {
 	void (*acknowledge)(struct soft_qp_link *link);
 	/* Returns how long a path to another machine may stay silent, in ns. */
 	uint64_t (*silence_limit)(void);
-	/* Revoke the memory exported for the queue pair's requests, which complete without a
-	 * response. On return, no peer copies from it. */
+	/* Revoke the memory exported for the queue pair's requests, because the requests complete
+	 * without a response. On return, the peer discards whatever it copies from this memory. */
 	void (*revoke_requests)(const struct soft_qp *qp);
-	/* Revoke the memory exported under a key that is invalidated or rebound. On return, no peer
-	 * copies from it. */
+	/* Revoke the memory exported under a key that has been invalidated or rebound. On return,
+	 * peers discard whatever they copy from this memory. */
 	void (*revoke_key)(uint32_t key);
 	/* Returns the largest path MTU that all networks of the device support. */
 	enum ibv_mtu (*active_mtu)(const struct soft_hca *hca);

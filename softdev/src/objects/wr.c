@@ -51,8 +51,8 @@ static void refuse_latest(struct ibv_qp_ex *ex, enum soft_refusal refusal)
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* Returns the number of SGEs to allocate per request. Even if max_send_sge is 0, one is needed to
- * describe an inline request's copy of the data. */
+/* Returns the number of SGEs to allocate per request. It is at least 1, because an inline request
+ * needs an SGE for the copy of its data. */
 static size_t sges_each(const struct soft_qp *qp)
 {
 	return qp->cap.max_send_sge ? qp->cap.max_send_sge : 1;
@@ -313,9 +313,9 @@ static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, 
 
 /* ---- setters ------------------------------------------------------------------------------- */
 
-/* Returns the last request of the batch so that a setter can modify it. Returns NULL if no batch is
- * open or the batch has failed. Marks the batch as failed if it is empty or if `accepts` is false
- * because the setter does not apply. */
+/* Returns the last request of the batch for a setter to modify. `accepts` says whether the setter
+ * applies to this request. If it does not, or if the batch is empty, the batch fails. Returns NULL
+ * if the batch has failed or no batch is open. */
 static struct ibv_send_wr *last_request(struct ibv_qp_ex *ex, bool accepts)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
@@ -327,9 +327,8 @@ static struct ibv_send_wr *last_request(struct ibv_qp_ex *ex, bool accepts)
 	return batch->refusal ? NULL : &batch->wrs[batch->count - 1];
 }
 
-/* Returns the last request of the batch for a setter that describes the peer of a queue pair of
- * this type. Returns NULL in the same cases as last_request(). The batch fails if the setter does
- * not apply to the request or the queue pair has another type. */
+/* Returns the last request, as last_request() does, for a setter that identifies its receiver. The
+ * setter applies only to requests that are sent to a peer, and only to queue pairs of this type. */
 static struct ibv_send_wr *last_request_of_type(struct ibv_qp_ex *ex, enum ibv_qp_type type)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;

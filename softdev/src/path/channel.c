@@ -203,8 +203,8 @@ void soft_path_refuse(struct soft_path *path, uint32_t remote_id)
 	queue_ctrl(path, SOFT_RECORD_END, remote_id, 0, NULL);
 }
 
-/* End a path that has no channels left. The peer's pending requests are withdrawn, and the peer
- * repeats them on another path. */
+/* End a path that has no channels left. Pending channel requests from the peer are dropped, because
+ * the peer repeats them on another path. */
 static void idle(struct soft_path *path, bool by_peer)
 {
 	if (!soft_list_empty(&path->chans) || path->dead || !path->calls->idle)

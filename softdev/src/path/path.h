@@ -39,7 +39,7 @@ enum {
 	SOFT_PATH_FRAMES = 128, /* maximum frames per call to a path */
 	SOFT_PATH_IOVECS = 256, /* maximum iovecs per call to a path */
 	SOFT_PATH_RECORDS = SOFT_STEP_BYTES / SOFT_FRAME_MAX + 2,
-	SOFT_DIRECT_MIN = 4096, /* bytes; shorter payloads are copied, which is as cheap */
+	SOFT_DIRECT_MIN = 4096, /* minimum bytes to store directly; copying fewer is as cheap */
 };
 
 /* Callbacks from a channel to its owner. Each callback may end any channel and free the owner. */
@@ -62,9 +62,9 @@ struct soft_chan_ops {
 	/* Called for each record from this side that the peer's process left unread when it
 	 * ended. */
 	void (*report_unread)(struct soft_chan *chan, const uint8_t *bytes, size_t length);
-	/* Called when the peer's process has ended, before `closed`. Each record that it had not
-	 * read has been passed to `report_unread`, or is among the last `missing` bytes written
-	 * here. */
+	/* Called when the peer's process has ended, before `closed`. Records that it had not read
+	 * were passed to `report_unread` or lie within the last `missing` bytes that this side
+	 * wrote to the channel. */
 	void (*peer_exited)(struct soft_chan *chan, uint64_t missing);
 	/* Returns whether to probe the other machine even though its kernel has acknowledged all
 	 * data. If `waiting` is set, returns true while the channel expects a response. Otherwise,
@@ -108,8 +108,8 @@ struct soft_path_calls {
 	size_t max_record; /* maximum length of a record; longer runs of frames are split */
 	bool is_lossy; /* whether DATA may be lost, duplicated or delayed */
 	/* Returns the number of record bytes that may be written now, or a negative value if the
-	 * peer has broken the path. The caller needs `least` bytes, so a smaller result must be up
-	 * to date. A larger result may be a cached value. */
+	 * peer has broken the path. A cached value is good enough if it is at least `least`, the
+	 * number of bytes that the caller needs. */
 	ssize_t (*room)(struct soft_path *path, size_t least);
 	/* Write records, of which at least the first must fit. Returns the number of records
 	 * accepted, at least 1. No record is accepted in part. */
@@ -159,9 +159,8 @@ int soft_chan_attach(struct soft_chan *chan, struct soft_path *path, uint32_t id
  * this case, `writable` is called when there is more room. There is no room before `accepted`.
  * `least` may be at most SOFT_CHAN_MIN_ROOM and a header. */
 size_t soft_chan_room(struct soft_chan *chan, size_t least);
-/* Queue the channel after the channels already waiting for room, so that they can write first.
- * `writable` is called later, never from this function. Does nothing if the channel is already
- * waiting. */
+/* Put the channel behind the channels that are already waiting for room. A channel that is itself
+ * waiting keeps its place. `writable` is called later, never from this function. */
 void soft_chan_wait(struct soft_chan *chan);
 /* Write records and copy their payload, at most as many bytes as soft_chan_room() has just
  * returned. Returns the number of records written, which is smaller than `count` if the path runs
@@ -203,8 +202,9 @@ void soft_path_init(struct soft_path *path, const struct soft_path_calls *calls,
  * false after a protocol error. */
 bool soft_path_receive(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
 		       uint32_t from, const uint8_t *payload, size_t length);
-/* End all channels. `missing` is the number of bytes at the end of the output that the peer's
- * process had not read when it ended, or negative if unknown. */
+/* End all channels. If the peer's process has ended, `missing` is the number of bytes at the end of
+ * the output that may be unread, apart from records passed to `report_unread`. It is negative if
+ * this number is unknown or the process has not ended. */
 void soft_path_finish(struct soft_path *path, int error, int64_t missing);
 /* Discard all channels in a forked child without notifying their owners or the peer. */
 void soft_path_forget(struct soft_path *path);

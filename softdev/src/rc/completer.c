@@ -25,8 +25,8 @@ static void continue_sending(struct soft_qp *qp)
 		soft_qp_link_output(qp->link);
 }
 
-/* Remove the READ parts whose data has arrived up to `psn`. Parts that are still to be requested
- * again are not included in `reads`, because soft_requester_go_back() resets it. */
+/* Remove the READ parts that end at or before `psn`, because their data has arrived. A part that
+ * has not been requested again since soft_requester_go_back() is not counted in `reads`. */
 static void remove_answered_parts(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_window *window = qp->window;
@@ -41,8 +41,7 @@ static void remove_answered_parts(struct soft_qp *qp, uint32_t psn)
 	}
 }
 
-/* Record that all PSNs before `psn` have been answered, and skip any of them that would have been
- * retransmitted. */
+/* Record that all PSNs before `psn` have been answered. They are not retransmitted. */
 static void mark_answered(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_send_queue *sq = &qp->sq;
@@ -110,8 +109,8 @@ static enum soft_sink handle_rnr_nak(struct soft_qp *qp, const struct soft_frame
 {
 	if (qp->rnr_waiting)
 		return SOFT_SINK_NONE; /* a duplicate */
-	/* A retry count of 7 means to retry forever (IBTA 9.7.5.2.8). The count is reset when the
-	 * responder acknowledges or completes a request (continue_sending). */
+	/* A retry count of 7 means to retry forever (IBTA 9.7.5.2.8). continue_sending() resets
+	 * the count when a request has been acknowledged or completed. */
 	if (qp->attr.rnr_retry != 7) {
 		if (qp->rnr_retries_remaining == 0) {
 			soft_send_fail(qp, IBV_WC_RNR_RETRY_EXC_ERR);
@@ -160,8 +159,8 @@ static enum soft_sink begin_read_data(struct soft_qp *qp, struct soft_frame *fra
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	uint64_t end = soft_message_offset(qp, frame->psn, send->psn) + frame->length;
 
-	/* The response to a FLUSH or an ATOMIC WRITE contains no data. An acknowledgement can also
-	 * complete these requests. */
+	/* The response to a FLUSH or an ATOMIC WRITE contains no data. An acknowledgement
+	 * completes these requests as well. */
 	if (soft_send_is_empty_read(send))
 		return frame->length || !soft_is_last(frame) ? SOFT_SINK_BROKEN : SOFT_SINK_NONE;
 	if (qp->window && end < send->length)

@@ -56,8 +56,8 @@ void soft_requester_implied_nak(struct soft_qp *qp);
 /* Update the transmit position before the oldest request completes. If the request was about to be
  * retransmitted, it is skipped. */
 void soft_requester_skip_oldest(struct soft_qp *qp);
-/* Expect a NAK for the oldest request, because the peer has withdrawn its response. Until the NAK
- * arrives or the link ends, responses to later requests do not cause a retransmission. */
+/* Expect a NAK for the oldest request, whose response the peer has withdrawn. Until the NAK arrives
+ * or the link ends, responses to later requests do not cause a retransmission. */
 void soft_requester_await_nak(struct soft_qp *qp);
 /* Reset the retry count and restart the retransmission timer after a response. */
 void soft_requester_progress(struct soft_qp *qp);
@@ -111,7 +111,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov);
-/* Move the cursor to a response, or to the tail of the queue. */
+/* Move the cursor to `response`, which may be the tail of the queue. */
 static inline void soft_responder_seek(const struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				       uint32_t response)
 {

@@ -13,9 +13,9 @@
 #include "rc.h"
 #include "trace/trace.h"
 
-/* Lower limit for the retransmission timer in ns. A card's timer expires after one to four times
- * the queue pair's timeout (IBTA 9.7.6.1.3). This device waits longer if the timeout is very short,
- * because the peer's thread may not be scheduled within that time. */
+/* Minimum retransmission timeout in ns. A card's timer expires after one to four times the queue
+ * pair's timeout (IBTA 9.7.6.1.3). A very short timeout is increased to this minimum, because
+ * the peer's thread may not be scheduled soon enough. */
 #define MIN_NS 1000000u
 
 /* Returns whether a response is outstanding on a link that may lose it. */

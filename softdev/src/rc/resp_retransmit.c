@@ -73,8 +73,8 @@ static void repeat_read(struct soft_qp *qp, const struct soft_frame *frame)
 		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
 	uint32_t behind = (qp->responder.psn - frame->psn) & SOFT_PSN_MASK;
 
-	/* Ignore a duplicate with a different key. Otherwise, a sender could guess keys without
-	 * risk, whereas a wrong key in a new request ends the queue pair. */
+	/* Ignore a duplicate with a different key. A wrong key in a new request ends the queue
+	 * pair, and a duplicate must not allow a sender to try keys without that risk. */
 	if (!read || read->rkey != frame->rkey || soft_psns(qp, frame->dma_length) > behind) {
 		trace_psn(qp, frame->psn);
 		return;
@@ -102,9 +102,8 @@ static void repeat_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 		trace_psn(qp, frame->psn);
 }
 
-/* Returns whether the request repeats a remembered FLUSH or ATOMIC WRITE, whose response looks like
- * that to an empty READ. A request that is not remembered may be forged, so it is only
- * acknowledged. */
+/* Returns whether the request repeats a remembered FLUSH or ATOMIC WRITE, which is answered like an
+ * empty READ. A request that is not remembered may be forged, so it is only acknowledged. */
 static bool repeats_empty_read(const struct soft_responder *responder,
 			       const struct soft_frame *frame)
 {

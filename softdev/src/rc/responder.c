@@ -112,8 +112,8 @@ static enum soft_sink drop_message(struct soft_qp *qp)
 	return SOFT_SINK_DISCARD;
 }
 
-/* Refuse a request, or drop it on a UC queue pair. `reason` is recorded in the trace; NULL if the
- * caller has recorded one. */
+/* Refuse a request, or drop it on a UC queue pair. `reason` is recorded in the trace, and is NULL
+ * if the caller has already recorded a reason. */
 static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *reason)
 {
 	if (reason)
@@ -124,7 +124,7 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *
 	return SOFT_SINK_DISCARD;
 }
 
-/* Record the reason for refusing access in the trace. The NAK does not reveal it to the peer. */
+/* Record in the trace why access was refused. The NAK does not tell the peer the reason. */
 static void trace_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t rkey,
 			  uint64_t address, uint64_t length, unsigned rights)
 {
@@ -190,10 +190,10 @@ static enum soft_sink drop_as_lost(struct soft_qp *qp)
 	return SOFT_SINK_DISCARD;
 }
 
-/* Refuse a request that exceeds the maximum number of outstanding READs and atomics. Treat the
- * request as lost if a slot holds a repeated response, or the response to a FLUSH or an ATOMIC
- * WRITE. The requester is not at fault in these cases, because it may not count such a slot. For
- * example, rdma_rxe counts ATOMIC WRITEs but not FLUSHes. */
+/* Refuse a request that exceeds the maximum number of outstanding READs and atomics. Treat it as
+ * lost instead if a slot holds a repeated response, or the response to a FLUSH or an ATOMIC WRITE,
+ * because the requester may not count these requests. For example, rdma_rxe counts ATOMIC WRITEs
+ * but not FLUSHes. */
 static enum soft_sink refuse_excess_read(struct soft_qp *qp)
 {
 	const struct soft_responder *responder = &qp->responder;
@@ -653,7 +653,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
 		break;
 	case SOFT_FLUSH:
-		/* Earlier writes become visible before the response does. */
+		/* Publishing the response makes earlier writes visible (begin_flush). */
 		queue_empty_response(qp, frame);
 		break;
 	default:
@@ -694,7 +694,8 @@ uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_curso
 	return msn & SOFT_PSN_MASK;
 }
 
-/* Returns the last acknowledged PSN after sending a response with PSN `psn` (IBTA 9.7.5.1.2). */
+/* Returns the later of the last acknowledged PSN and a response's PSN. A response also acknowledges
+ * all earlier PSNs (IBTA 9.7.5.1.2). */
 static uint32_t acked_with(uint32_t acked, uint32_t psn)
 {
 	return soft_psn_before(acked, psn) ? psn : acked;

@@ -486,8 +486,8 @@ void soft_trace_request_refused(const struct soft_qp *qp, const char *reason)
 	add(&line);
 }
 
-/* Returns whether a dropped packet may be recorded. At most DROPS_PER_SECOND packets per second are
- * recorded on average, and as many may be recorded in a single burst. */
+/* Returns whether a dropped packet may be recorded. DROPS_PER_SECOND limits both the average number
+ * of records per second and the length of a burst. */
 static bool may_trace_drop(struct soft_trace *trace)
 {
 	const uint64_t second = 1000000000, now = soft_now();
@@ -634,8 +634,7 @@ static int begin(void)
 	if (soft_device.trace->env_pid == getpid() || !path || !*path || soft_trace_on)
 		return 0;
 	int rc = start(path);
-	/* A full disk disables the trace but does not stop the program, whether or not the trace
-	 * has already started. */
+	/* If the disk is full, continue without a trace, as if the disk had become full later. */
 	if (rc == ENOSPC || rc == EDQUOT || rc == EFBIG)
 		fprintf(stderr,
 			"aiordma: " VARIABLE

@@ -87,8 +87,8 @@ void soft_trace_request_refused(const struct soft_qp *qp, const char *reason);
  * invalidate the window with this key. */
 void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
 			  uint64_t address, uint64_t length, unsigned rights);
-/* A packet that is dropped without telling its sender the reason. Any host can send such packets,
- * so the rate of these records is limited. */
+/* A dropped packet, whose sender does not learn the reason. Any host can cause these records, so
+ * their rate is limited. */
 struct soft_drop {
 	const char *reason;
 	uint32_t qp_num; /* local queue pair; 0 if unknown */
@@ -155,7 +155,7 @@ void *soft_call_pointer_result(const char *call, const char *owner, uint32_t num
 /* ---- trace_file.c: lines into a file --------------------------------------------------------- */
 
 /* Open `path`, in which %p stands for the process ID. Returns 0 or an errno value. Refuses a file
- * that another user can access or owns; soft_trace_file_refusal() returns the reason. */
+ * that is not private to this user. soft_trace_file_refusal() then returns the reason. */
 int soft_trace_file_open(const char *path);
 const char *soft_trace_file_refusal(void);
 /* Append a line, which must include its newline. Returns 0 or an errno value. After an error, the

@@ -35,8 +35,8 @@ static int write_at(off_t at, const char *text, size_t length)
 	return 0;
 }
 
-/* Returns the offset of a line near the end of the file. Overwriting the file from there leaves
- * room for a final line if the disk is full. */
+/* Returns the offset of a line near the end of the file. If the disk is full, the final line
+ * overwrites the file from this offset. */
 static off_t final_line_offset(void)
 {
 	char tail[256];

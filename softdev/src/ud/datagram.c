@@ -115,7 +115,7 @@ bool soft_datagram_reserve(uint16_t port)
 		return false;
 	}
 	soft_set_receive_buffer(ud->socket.fd, BUFFER);
-	/* A message may be longer than the network's MTU; let IP fragment it. */
+	/* Let IP fragment messages that are longer than the network's MTU. */
 	soft_set_option(ud->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
 	if (ud->is_ipv6)
 		soft_set_option(ud->socket.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IP_PMTUDISC_DONT);
@@ -275,9 +275,8 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
-/* Returns whether the source GID and queue pair number match the sender's address and port. The GID
- * is not checked if it is an IPv6 GID in a multicast message, because multicast messages are sent
- * over IPv4. */
+/* Returns whether the source GID and queue pair number match the sender's address and port. An IPv6
+ * GID in a multicast message is not checked, because multicast messages are sent over IPv4. */
 static bool has_valid_source(const struct soft_datagram *datagram, const union ibv_gid *from,
 			     uint16_t from_port)
 {

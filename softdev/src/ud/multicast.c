@@ -103,9 +103,8 @@ static void ready(struct soft_fd_watch *watch)
 /* ---- groups -------------------------------------------------------------------------------- */
 
 /* Join the group on the loopback interface and on every interface that has one of our GIDs. Returns
- * 0, or an errno value if joining on the loopback interface fails. Only this error is reported,
- * because the loopback interface connects the processes of this host. EADDRINUSE is not an error.
- * It means that the socket is already a member. */
+ * 0 or an errno value. Only the loopback interface, which connects the processes of this host, can
+ * cause an error. EADDRINUSE means that the socket is already a member. */
 static int join(int fd, uint32_t address)
 {
 	struct ip_mreqn request = {.imr_multiaddr.s_addr = address,

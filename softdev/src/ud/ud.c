@@ -97,8 +97,8 @@ static bool send_oldest(struct soft_qp *qp)
 		done = soft_device.ud->packets->send(&datagram, iov, count);
 	else
 		done = soft_datagram_send(&datagram, path, iov, count);
-	/* If the queue pair has sent the message to itself, it may have failed and flushed this
-	 * request. */
+	/* A queue pair that sends a message to itself may have failed on receiving it, which
+	 * flushes this request. */
 	if (done && qp->ibv.state == IBV_QPS_RTS) {
 		qp->sq.next++;
 		soft_complete_send(qp, IBV_WC_SUCCESS);

@@ -75,8 +75,8 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 				     const struct soft_datagram *datagram, const uint8_t *payload,
 				     uint32_t length));
 
-/* Functions that send and receive RoCE packets in place of datagram.c, except for multicast
- * groups. */
+/* Functions that replace those of datagram.c when datagrams are RoCE packets. Multicast groups
+ * always use datagram.c. */
 struct soft_ud_packets {
 	/* Make a queue pair reachable. Returns 0 or an errno value. */
 	int (*hold)(void);

@@ -67,7 +67,7 @@ def fetch(folder: Path) -> None:
 
 
 def run(folder: Path, scheme: str, name: str, tests: list[str]) -> dict[str, str]:
-    """Run tests. Returns "passed", "failed", "failed over inproc" or "skipped" for each test."""
+    """Run tests, and return "passed", "failed", "failed over inproc" or "skipped" for each."""
     results = folder / f"{name}-{scheme}.json"
     environment = {
         **os.environ,

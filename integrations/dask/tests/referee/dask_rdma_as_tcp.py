@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 NAME = "distributed.comm.tcp"
-# The tls:// tests require encryption. Over rdma://, encryption needs a key besides certificates.
+# The tls:// tests require encryption. Over rdma://, encryption also requires a key.
 KEYS: dict[str, dict[str, Any]] = {"TCP": {}, "TLS": {"auth": bytes(range(32)), "encrypt": True}}
 
 

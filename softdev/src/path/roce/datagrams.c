@@ -1,8 +1,8 @@
 /* RoCE v2 datagrams of UD queue pairs and of queue pair 1. Queue pair 1 is the general services
  * interface, which receives management datagrams (MADs; IBTA vol 1, 13).
  *
- * While datagrams are in use, the addresses of all devices stay open, because there is no
- * connection that determines which addresses are needed. No sender state is stored, and packets for
+ * While datagrams are in use, this process receives packets at the addresses of all devices,
+ * because a datagram may arrive at any of them. Nothing is stored about its sender. Packets for
  * unknown queue pairs are dropped without a response.
  */
 #include <arpa/inet.h>

@@ -86,8 +86,8 @@ struct layout {
 
 #define ROW(service, operation, headers, payload)                                                  \
 	[(int)(service) | (int)SOFT_ROCE_##operation] = {headers, payload}
-/* Only XRC requests have an XRCETH, which contains the number of the shared receive queue (annex
- * A14). */
+/* Only XRC requests have an XRCETH, which contains the number of the shared receive queue
+ * (annex A14). */
 #define RELIABLE_REQUEST(operation, headers, payload)                                              \
 	ROW(SOFT_ROCE_RC, operation, headers, payload),                                            \
 		ROW(SOFT_ROCE_XRC, operation, SOFT_ROCE_XRCETH | (headers), payload)

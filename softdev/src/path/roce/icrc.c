@@ -140,7 +140,7 @@ void soft_icrc_flow(struct soft_icrc_flow *flow, const uint8_t source[16],
 		memcpy(at + 16, destination + 12, 4);
 		at += IPV4;
 	} else {
-		at[0] = 0x6f; /* version; traffic class and flow label are ones */
+		at[0] = 0x6f; /* version 6; traffic class and flow label masked with ones */
 		at[1] = at[2] = at[3] = 0xff;
 		at[6] = PROTOCOL_UDP;
 		at[7] = 0xff; /* hop limit */
@@ -202,7 +202,7 @@ static uint32_t product(uint32_t a, uint32_t b)
 	return sum;
 }
 
-/* Returns the CRC register before the last `words` 32-bit words, which must be zeros. */
+/* Undo the CRC steps for `words` 32-bit zero words. Returns the earlier value of the register. */
 static uint32_t run_back(uint32_t crc, size_t words)
 {
 	/* x^-32, x^-64, x^-128 ... */
@@ -218,10 +218,10 @@ static uint32_t run_back(uint32_t crc, size_t words)
 }
 
 /* Check the ICRC without knowing the IPv4 identification. A CRC is linear, so the XOR of the ICRCs
- * of two packets of equal length depends only on the XOR of the packets. If the received ICRC
- * differs from the ICRC for identification 0 only because of the identification, running the
- * difference back to the position of this field yields the identification in the lower half and
- * zeros in the upper half. A damaged packet passes this check with a probability of 1 in 65,536. */
+ * of two packets of equal length depends only on the XOR of the packets. Take the XOR of the
+ * received ICRC and the ICRC of the same packet with identification 0. Undoing the CRC steps back
+ * to this field yields the identification in the lower half and zeros in the upper half. A damaged
+ * packet passes this check with a probability of 1 in 65,536. */
 bool soft_icrc_check(const struct soft_icrc_flow *flow, const uint8_t *bytes, size_t length)
 {
 	uint32_t difference;

@@ -123,7 +123,7 @@ static bool has_length(const struct soft_frame *frame, uint32_t mtu)
 	return frame->length <= mtu && (frame->length || soft_is_first(frame));
 }
 
-/* Replace a request of invalid length by an empty request with an invalid path MTU, which the
+/* Turn a request of invalid length into an empty request with an invalid path MTU, which the
  * responder refuses in PSN order. Returns false if the frame is a response. */
 static bool refuse(struct soft_frame *frame)
 {

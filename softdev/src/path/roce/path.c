@@ -37,8 +37,8 @@ static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 	pair->psns.read_psns = (uint32_t)(reads >> shift);
 }
 
-/* Halve the window after a loss or a congestion notification. Ignore further ones until all packets
- * in flight at that time have been acknowledged. */
+/* Halve the window after a loss or a congestion notification. Then ignore both until all packets
+ * that are now in flight have been acknowledged. */
 static void shrink_window(struct soft_window *window)
 {
 	struct soft_roce_pair *pair = soft_container(window, struct soft_roce_pair, psns);
@@ -56,8 +56,8 @@ static void grow_window(struct soft_roce_pair *pair)
 	struct soft_qp *qp = pair->qp;
 	const uint64_t mtu = (uint64_t)1 << soft_mtu_shift(qp);
 	const uint64_t acked = (uint64_t)(qp->sq.unacked - pair->unacked) * mtu;
-	/* Grow the window only if at least half of it was used. An unused window shows nothing
-	 * about the network's capacity (RFC 7661). */
+	/* Grow the window only if at least half of it was used. Otherwise, acknowledgements
+	 * say nothing about the network's capacity (RFC 7661). */
 	const bool used = (uint64_t)(qp->sq.unsent - pair->unacked) * mtu >= pair->window / 2;
 
 	if (!pair->has_sent_request || !acked)
@@ -95,7 +95,7 @@ static void read_bytes(struct reader *reader, uint8_t *to, size_t length)
 }
 
 /* Send a packet with the next `packet->length` bytes of the payload. If the staging buffer is full,
- * drop the packet, as a network may do. */
+ * drop the packet, as a network might. */
 static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_packet *packet,
 			struct reader *payload)
 {
@@ -357,7 +357,7 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 	}
 	if ((traffic_class & SOFT_ROCE_CE) == SOFT_ROCE_CE)
 		notify(pair, &packet);
-	if (packet.length) /* write the frame header in place, before the payload */
+	if (packet.length) /* position of the frame header, directly before the payload */
 		record = bytes + (packet.payload - bytes) - SOFT_FRAME_HEADER;
 	soft_frame_encode(record, &frame);
 	pair->chan->calls->data(pair->chan, record, SOFT_FRAME_HEADER + frame.length, 0);

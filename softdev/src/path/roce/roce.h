@@ -3,7 +3,7 @@
  *
  * All queue pairs of a device share one path. The path splits frames into packets of at most the
  * path MTU, and converts each received packet to a frame. Queue pairs need no handshake, because
- * the application supplies the peer's address and queue pair number with the transition to RTR. The
+ * the application supplies the peer's address and queue pair number when it moves them to RTR. The
  * network may lose packets, and the transport retransmits them.
  */
 #pragma once

@@ -81,8 +81,8 @@ struct soft_roce_pair {
 	uint64_t next_notification_ns; /* earliest time of the next congestion notification */
 };
 
-/* Packets for the same destination that one system call sends. All of them have the same length,
- * except that the last one may be shorter. */
+/* Packets for one destination that are sent with a single system call. All of them have the same
+ * length, except that the last one may be shorter. */
 struct soft_roce_run {
 	struct soft_roce_sender *sender;
 	union ibv_gid from;
@@ -97,7 +97,7 @@ struct soft_roce_run {
 struct soft_roce {
 	struct soft_path paths[SOFT_MAX_HCAS]; /* one per device */
 	struct soft_table pairs; /* by local queue pair number */
-	struct soft_timer room_timer; /* timer to offer room to waiting channels in the next step */
+	struct soft_timer room_timer; /* offers room to waiting channels in the next step */
 
 	/* datagrams.c */
 	const struct soft_roce_datagram_ops *datagram_ops;
@@ -156,7 +156,7 @@ void soft_roce_flush(void);
 void soft_roce_sockets_close(bool flush);
 
 /* share.c */
-/* Size of the prefix of a packet for a guest: the sender's address and traffic class. */
+/* Size of the sender's address and traffic class, which precede each packet sent to a guest. */
 enum { SOFT_ROCE_GUEST_PREFIX = sizeof(struct sockaddr_in6) + 1 };
 static inline bool soft_roce_is_guest(const struct soft_roce_address *address)
 {

@@ -18,7 +18,7 @@
 
 enum {
 	BACKLOG = 1024,
-	TRIES = 1000, /* maximum attempts while the owner starts listening or releases the name */
+	TRIES = 1000, /* maximum number of attempts while the owner does not accept guests */
 	QPN_OFFSET = 5, /* offset of the destination queue pair number in the BTH */
 };
 

@@ -1,9 +1,9 @@
-/* RoCE v2 sockets. Each address of a queue pair has one socket that receives packets, and several
- * sockets that send them from different source ports.
+/* RoCE v2 sockets. Each local address has one socket that receives packets, and several sockets
+ * that send them from different source ports.
  *
- * Packets are staged, and sent when the lock is released. One system call sends packets of the same
- * length to the same destination, and the kernel splits them (UDP_SEGMENT). If a socket is full,
- * its packets stay staged until it accepts more.
+ * Packets are staged until the lock is released or the staging buffer is nearly full. Consecutive
+ * packets of the same length to the same destination form a run, which the kernel splits
+ * (UDP_SEGMENT). If a socket is full, all staged packets wait until it is writable.
  */
 #define _GNU_SOURCE /* sendmmsg */
 #include <arpa/inet.h>
@@ -17,9 +17,9 @@
 enum {
 	MAX_STAGED = 256 * 1024,
 	MAX_RUNS = 1024,
-	/* Converting frames of MAX_ROOM bytes in total to packets may add up to SLACK bytes. The
-	 * packets of short frames are longer than the frames, and an acknowledgement in a frame
-	 * header becomes a separate packet. */
+	/* Frames of MAX_ROOM bytes in total grow by at most SLACK bytes when they are converted to
+	 * packets. The packet of a short frame is longer than the frame. An acknowledgement in a
+	 * frame header becomes a separate packet. */
 	MAX_ROOM = 32 * 1024 + SOFT_FRAME_HEADER,
 	SLACK = MAX_ROOM / 2 + SOFT_ROCE_PACKET_MAX,
 	RUNS_SLACK = 512,
@@ -234,8 +234,8 @@ void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length)
 			.segment = (uint16_t)whole,
 		};
 	}
-	/* The ICRC covers the IPv4 identification, which the kernel sets to 0, 1, 2... for the
-	 * packets of a run. */
+	/* The kernel numbers the packets of a run from 0 in the IPv4 identification field, which
+	 * the ICRC covers. */
 	soft_put32(at + length, soft_icrc(&flow->icrc, run->count, &(struct iovec){at, length}, 1));
 	run->count++;
 	run->length += whole;
@@ -260,8 +260,8 @@ static int control_value(struct msghdr *message, int level, int type)
 	return 0;
 }
 
-/* Returns the length of the packets in one read (udp(7), UDP_GRO). The kernel merges only packets
- * of the same traffic class. */
+/* Returns the length of the packets that the kernel merged into one message (udp(7), UDP_GRO). The
+ * last packet may be shorter. All of them have the same traffic class. */
 static size_t segment_of(struct msghdr *message, size_t length)
 {
 	const int segment = control_value(message, IPPROTO_UDP, UDP_GRO);
@@ -276,9 +276,9 @@ static uint8_t traffic_class_of(struct msghdr *message)
 }
 
 /* Read packets, and handle them or forward them to guests. If `only_pass` is set, packets for this
- * process are dropped. Returns the number of bytes read plus the number of messages, or 0 if fewer
- * than READS_PER_CALL messages have arrived. The socket is then empty, and another system call
- * would delay small messages. */
+ * process are dropped. Returns the number of bytes read plus the number of messages. Returns 0
+ * after reading fewer than READS_PER_CALL messages, because the socket is then empty and reading it
+ * again would only delay small messages. */
 static size_t read_some(struct soft_roce_address *address, bool only_pass)
 {
 	union {
@@ -333,8 +333,8 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 	return count == READS_PER_CALL ? bytes : 0;
 }
 
-/* Forward unread packets to the guests, because closing the socket would lose them. They include
- * packets that this process itself has sent to guests, such as its last acknowledgements. */
+/* Forward unread packets to the guests before the socket is closed. Packets that this process sends
+ * to its guests, such as the last acknowledgements, also arrive at this socket. */
 static void forward_unread(struct soft_roce_address *address)
 {
 	/* The input buffer is in use while a packet is handled. */
@@ -476,8 +476,8 @@ static int receive_at(struct soft_roce_address *address)
 		error = address->watch.fd < 0 ? errno : 0;
 		soft_set_option(address->watch.fd, IPPROTO_UDP, UDP_GRO, 1);
 	}
-	/* SO_RCVBUF also covers the kernel's own structures, which exceed the payload of short
-	 * packets. Assume that a quarter of the buffer is available for payload. */
+	/* SO_RCVBUF includes the kernel's overhead, which exceeds the payload of a short packet.
+	 * Assume that a quarter of the buffer is available for payload. */
 	getsockopt(address->watch.fd, SOL_SOCKET, SO_RCVBUF, &room, &length);
 	address->room = (uint32_t)room / 4;
 	if (!error)
@@ -609,8 +609,8 @@ void soft_roce_receive_simulated(const union ibv_gid *at, const union ibv_gid *f
 	soft_roce_address_release(NULL);
 }
 
-/* Send staged packets and forward unread ones at exit, because the process may not have closed its
- * devices. */
+/* Send staged packets and forward unread packets to the guests. A process may exit without closing
+ * its devices. */
 __attribute__((destructor)) static void at_exit(void)
 {
 	if (!soft_device.roce || !soft_lock_timed())

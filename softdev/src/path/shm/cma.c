@@ -27,7 +27,7 @@
 enum {
 	MIN_MEASURED = 32 * 1024, /* minimum length of a measured copy */
 	WEIGHT = 8, /* sum of the weights of the mean (7) and a new measurement (1) */
-	/* assumed slowdown of the ring by wake-ups if the application sleeps; 10 was measured */
+	/* assumed slowdown of the ring while the application sleeps; the measured factor was 10 */
 	WAKEUP_FACTOR = 16,
 };
 
@@ -109,11 +109,13 @@ static int pieces_of(const struct soft_cma_desc *desc, uint32_t offset, size_t l
 	return count;
 }
 
-/* Read the other process's memory, except for the first `skip` bytes. Returns the number of bytes
- * read, or a negative errno value. The value is -ESRCH if the process no longer exists. Another
- * process may be using the PID by now, or the process may have called execve(2). Each call
- * therefore also reads the secret. The kernel looks up the process once per call, so a correct
- * secret proves whose memory was read. */
+/* Copy from `from` in the other process to `to`, skipping the first `skip` bytes. Returns the
+ * number of bytes read, or a negative errno value, which is -ESRCH if the process no longer exists.
+ *
+ * Each call also reads the secret, because the PID may have been reused and the process may have
+ * called execve(2). The kernel looks up the process once per call, so a correct secret proves whose
+ * memory was read.
+ */
 static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int to_count,
 			 const struct iovec *from, int from_count, size_t skip)
 {
@@ -127,7 +129,7 @@ static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int
 	unsigned long remote_count = 1u + (unsigned)rest_of(from, from_count, skip, remote + 1);
 	ssize_t n = process_vm_readv(cma->pid, local, local_count, remote, remote_count, 0);
 
-	/* The secret comes first, so EFAULT means that even the secret could not be read. */
+	/* The first iovec is for the secret, so EFAULT means that the secret is not mapped. */
 	if (n < 0)
 		return errno == EFAULT ? -ESRCH : -errno;
 	for (int i = 0; i < 2; i++)
@@ -142,8 +144,9 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 {
 	size_t length = total_length(to, to_count), done = 0;
 
-	/* A call stops at the first missing page, so repeat it until nothing is read. An error such
-	 * as EPERM or ENOSYS is permanent, so SOFT_CMA_FORBIDDEN makes the peer stop exporting. */
+	/* Repeat partial reads. A call that reads nothing has reached a missing page. Errors such
+	 * as EPERM and ENOSYS are permanent, and SOFT_CMA_FORBIDDEN makes the peer stop
+	 * exporting. */
 	while (done < length) {
 		ssize_t n = read_some(cma, to, to_count, from, from_count, done);
 
@@ -191,9 +194,9 @@ static uint64_t ns_for_mib(uint64_t ns, size_t length)
 	return ns * (1024 * 1024) / length;
 }
 
-/* Returns the mean including a new measurement. A measurement is too high if the thread was
- * interrupted, so it raises the mean by at most an eighth. It may also remain the last one for a
- * long time, because the ring is not measured while cross-memory attach copies everything. */
+/* Returns the mean updated with a new measurement, which raises it by at most an eighth. The
+ * measurement is too high if the thread was interrupted. An error may last for a long time,
+ * because the ring is not measured while cross-memory attach copies everything. */
 static uint64_t mean_with(uint64_t mean, uint64_t ns, size_t length)
 {
 	uint64_t one = ns_for_mib(ns, length);
@@ -307,8 +310,8 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 	enum soft_cma_result result = SOFT_CMA_COPIED;
 
 	soft_hint_set(&cma->own->busy, desc->slot + 1);
-	/* The barrier comes between setting the busy mark and checking the generation. Either the
-	 * owner sees the mark and waits, or this side sees that the export was revoked. */
+	/* Set the busy mark before checking the generation. Either the owner sees the mark and
+	 * waits, or this side sees that the export was revoked. */
 	soft_total_barrier();
 	if (is_current(cma, desc)) {
 		if (cma->own == cma->peer)

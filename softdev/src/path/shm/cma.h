@@ -51,7 +51,7 @@ struct soft_cma_page {
 _Static_assert(sizeof(struct soft_cma_page) <= SOFT_CMA_PAGE, "one page for each side");
 
 /* An export, and the request or response whose payload it covers. The owner uses these fields to
- * select the exports to revoke, and to refuse a READ whose response has been revoked. */
+ * select the exports to revoke, and to refuse a READ if the export of its response is revoked. */
 struct soft_cma_export {
 	bool used;
 	bool is_response; /* response to a READ, not a SEND or WRITE request */
@@ -94,15 +94,16 @@ void soft_cma_end(struct soft_cma *cma);
 
 /* ---- the owner of the memory --------------------------------------------------------------- */
 
-/* Returns whether memory may be exported because the peer can copy it. */
+/* Returns whether memory may be exported to the peer. The peer must be able to copy it, and must
+ * not have delayed too many revocations. */
 bool soft_cma_is_open(const struct soft_cma *cma);
 /* Returns whether the peer has recently found copying slower than the ring. */
 bool soft_cma_backs_off(const struct soft_cma *cma);
 /* Create an export in a free slot. Returns NULL if all slots are in use. */
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma);
-/* Revoke the exports for which `concerned` returns true. Waits for the peer to stop copying from
- * them, but only for a limited time. The peer discards the copies that it has not finished. Stores
- * the exports with unfinished copies in `lost`, in order of creation, and returns their number. */
+/* Revoke the exports for which `concerned` returns true. Waits for a limited time if the peer is
+ * copying from one of them. Stores the exports that the peer has not finished in `lost`, in order
+ * of creation, and returns their number. The peer discards what it copies from them. */
 unsigned soft_cma_revoke(struct soft_cma *cma,
 			 bool (*concerned)(const struct soft_cma_export *export, const void *what),
 			 const void *what, struct soft_cma_export lost[SOFT_CMA_SLOTS]);
@@ -139,8 +140,8 @@ enum soft_cma_result {
 	SOFT_CMA_GONE, /* the process no longer exists */
 };
 
-/* Fill `to` with the descriptor's memory, starting at `offset`. Marks the descriptor as done after
- * copying its last bytes, or after a failure other than SOFT_CMA_REVOKED. */
+/* Fill `to` with data from the descriptor's memory, starting at `offset`. Marks the descriptor as
+ * done after its last byte has been copied, or after a failure other than SOFT_CMA_REVOKED. */
 enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_desc *desc,
 				   uint32_t offset, const struct iovec *to, int count);
 /* Start measuring the ring, for comparison with copies. Returns a start time for

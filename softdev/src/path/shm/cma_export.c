@@ -13,8 +13,8 @@ enum {
 
 bool soft_cma_is_open(const struct soft_cma *cma)
 {
-	/* Do not export to a peer that has been busy too long at MAX_TIMEOUTS revocations. Such a
-	 * peer would continue to delay the deregistration of memory. */
+	/* Stop exporting after MAX_TIMEOUTS revocations have timed out. The peer would continue to
+	 * delay the deregistration of memory. */
 	return cma->timeouts < MAX_TIMEOUTS && soft_observe(&cma->peer->can_copy);
 }
 
@@ -116,8 +116,7 @@ unsigned soft_cma_revoke(struct soft_cma *cma,
 	}
 	if (!count)
 		return 0;
-	/* The barrier comes between changing the generations and reading the busy mark (see
-	 * soft_cma_copy). */
+	/* Read the busy mark only after the new generations are visible (see soft_cma_copy). */
 	soft_total_barrier();
 	wait_for(cma, taken);
 

@@ -1,10 +1,10 @@
 /* Copies into and out of rings (copy.h).
  *
  * The C library copies long data with `rep movsb`, which does not fetch the cache lines that it
- * overwrites. If one side reads from a ring with this instruction, simultaneous writes by the other
- * side may take four times as long. This was observed on Zen 5 between cores with a shared cache,
- * but not in all cases. On Zen 3 and 4, `rep movsb` is always slow (glibc bug 30994, fixed in newer
- * versions). Reading a ring with ordinary loads and stores is 20 to 33 % faster on Zen 3 and 4.
+ * overwrites. While one side reads from a ring with this instruction, writes by the other side can
+ * take four times as long. This was sometimes observed on Zen 5 between cores that share a cache.
+ * On Zen 3 and 4, `rep movsb` is always slow (glibc bug 30994, fixed in newer versions). Reading a
+ * ring with ordinary loads and stores is 20 to 33 % faster on these processors.
  */
 #include <string.h>
 

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Selects loads and stores instead of memcpy for long payloads in soft_copy(). Tests set it. */
+/* Makes soft_copy() copy long data with loads and stores instead of memcpy. Tests change it. */
 extern bool soft_copy_avoids_movsb;
 
 void soft_copy(uint8_t *to, const uint8_t *from, size_t length);

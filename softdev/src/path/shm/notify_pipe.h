@@ -26,8 +26,9 @@ void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
 			   void (*notified)(struct soft_fd_watch *watch));
 /* Create the pipe to the peer. Returns 0 or an errno value. */
 int soft_notify_pipe_make(struct soft_notify_pipe *pipe);
-/* Reopen the read end of the peer's pipe and watch it. Always closes `fd`. Returns false on
- * failure, for example if `fd` is not a pipe. */
+/* Watch the peer's pipe, whose read end is `fd`. Reopens the pipe, because the peer could change
+ * the flags of `fd`. Always closes `fd`. Returns false on failure, for example if `fd` is not a
+ * pipe. */
 bool soft_notify_pipe_receive(struct soft_notify_pipe *pipe, int fd);
 /* Notify the peer when the lock is released. */
 void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe);

@@ -47,9 +47,9 @@ void soft_shm_peer_release(struct soft_shm_peer *peer)
 	free(peer);
 }
 
-/* Pass all data records that the peer left unread to the channels that wrote them. The peer chose
- * the channel numbers, so two channels may have the same number. In that case, only one of them
- * receives the records. Returns 0 on success. */
+/* Report the data records that the peer did not read to the channels that sent them. The peer
+ * chooses the channel numbers. If two channels have the same number, only one of them gets the
+ * report. Returns 0 on success. */
 static int report_unread(struct soft_shm_peer *peer)
 {
 	struct soft_table by_number = {0};
@@ -171,9 +171,9 @@ bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-/* Returns the number of bytes, at most `budget`, that this turn of the lock may read from the ring
- * within this process. Handling its records may add new ones, so all reads during one turn share
- * the limit of SOFT_STEP_BYTES. */
+/* Returns how many bytes, up to `budget`, may be read from this process's own ring. Handling a
+ * record may add new ones, so all reads until the lock is released share the limit of
+ * SOFT_STEP_BYTES. */
 static size_t limit_to_turn(struct soft_shm_peer *peer, size_t budget)
 {
 	if (peer->turn != soft_lock_turn()) {
@@ -221,8 +221,8 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 
 /* ---- ourselves ----------------------------------------------------------------------------- */
 
-/* Get the peer that represents this process for connections between the devices with these port
- * bits, and create it on first use. Returns NULL on failure. */
+/* Get the peer for connections within this process between the devices with these port bits, and
+ * create it on first use. Returns NULL on failure. */
 static struct soft_shm_peer *self_peer(uint32_t ports)
 {
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
@@ -321,7 +321,7 @@ static void forked(void)
 
 static void port_changed(enum soft_port_change change, uint32_t ports)
 {
-	(void)ports; /* visiting the rings of other ports does no harm */
+	(void)ports; /* resuming the rings of other ports is harmless */
 	if (change == SOFT_PORT_UP)
 		soft_shm_resume();
 }

@@ -16,7 +16,7 @@
 struct soft_shm_peer;
 
 /* Get the path from our device with port bit `own_port` to device `hca_number` of the process with
- * TCP port `ip_port` in this network namespace. This may be our own port. Starts attaching to
+ * TCP port `ip_port` in this network namespace. `ip_port` may be our own port. Starts attaching to
  * another process if necessary, and may return the path before both sides are attached. Returns
  * NULL if only TCP can be used, because the process does not exist, belongs to another user, or
  * cannot share memory. */

@@ -16,7 +16,7 @@ struct soft_shm_peer {
 	unsigned busy; /* use count; not freed while nonzero */
 	bool self; /* whether the peer is this process */
 	uint16_t port;
-	pid_t pid; /* 0 if the peer is in an invisible PID namespace */
+	pid_t pid; /* 0 if the peer's PID is not visible in this PID namespace */
 
 	/* attach.c */
 	struct soft_fd_watch socket;
@@ -41,7 +41,7 @@ struct soft_shm_peer {
 	/* wakeup.c */
 	struct soft_node poll_set;
 	unsigned idle_polls; /* consecutive polls without input */
-	bool armed; /* whether the ring is armed, or its notification is still in the pipe */
+	bool armed; /* whether a notification may arrive or is still in the pipe */
 };
 
 struct soft_shm {
@@ -60,8 +60,8 @@ struct soft_shm {
 
 	/* cma.c */
 	struct soft_node cmas;
-	uint64_t copied; /* total bytes copied by CMA, which count toward the step budget */
-	uint64_t slow; /* minimum ns per MiB of a slow copy */
+	uint64_t copied; /* total bytes copied by CMA; copies count toward the step budget */
+	uint64_t slow; /* time in ns per MiB up to which no copy counts as slow */
 };
 
 /* ---- segment.c ------------------------------------------------------------------------------ */

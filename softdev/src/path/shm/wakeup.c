@@ -116,8 +116,9 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 		poll_again(peer);
 }
 
-/* Returns whether a peer without input needs no changes: it stays in the poll set, its ring is
- * armed as `need_notify` requires, and none of its channels waits for room. */
+/* Returns whether a peer without input can be left unchanged. It must stay in the poll set, its
+ * ring must be armed if and only if `need_notify` is set, and none of its channels may wait for
+ * room. */
 static bool is_idle(struct soft_shm_peer *peer)
 {
 	return is_polled(peer) && peer->idle_polls <= MAX_IDLE_POLLS &&

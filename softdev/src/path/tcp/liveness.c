@@ -35,7 +35,7 @@
 #define SECOND_NS 1000000000u
 
 enum {
-	DEFAULT = 20, /* seconds; enough for about seven TCP transmissions */
+	DEFAULT = 20, /* seconds, in which TCP sends an unanswered segment about seven times */
 	MAX = 3600,
 	CHECKS = 4, /* checks per time limit */
 	PROBES = 5, /* keep-alive probes per half of the time limit */
@@ -101,7 +101,7 @@ static void check_idle_stream(struct soft_tcp_path *tcp, uint64_t next_check)
 		soft_timer_start(&tcp->liveness_timer, next_check);
 }
 
-/* Returns a channel that tolerates no more than `quiet` ns of silence, or NULL. */
+/* Returns a channel whose patience is at most `quiet` ns, or NULL. */
 static struct soft_chan *find_overdue(const struct soft_tcp_path *tcp, uint64_t quiet)
 {
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
@@ -110,8 +110,8 @@ static struct soft_chan *find_overdue(const struct soft_tcp_path *tcp, uint64_t 
 	return NULL;
 }
 
-/* Fail all channels that tolerate no more silence from the peer while data is in flight. Any
- * segment from the peer, such as a response to a probe, ends the silence. */
+/* Fail all channels whose peer has been silent for too long while data is in flight. Any segment
+ * from the peer, such as a response to a probe, ends the silence. */
 void soft_liveness_check(struct soft_timer *timer)
 {
 	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, liveness_timer);
@@ -142,9 +142,9 @@ void soft_liveness_check(struct soft_timer *timer)
 	if (answered < quiet)
 		quiet = answered;
 	/* While the peer's receive window is closed, the kernel probes it at growing intervals
-	 * (tcp(7)). Silence then counts only if at least UNANSWERED probes were unanswered both at
-	 * this check and at the previous one. A single unanswered probe is normal, because a kernel
-	 * answers at most two probes per second (tcp_invalid_ratelimit). */
+	 * (tcp(7)). A single unanswered probe is normal, because a kernel answers at most two
+	 * probes per second (tcp_invalid_ratelimit). Ignore the silence unless two consecutive
+	 * checks have found UNANSWERED or more unanswered probes. */
 	bool probing = info.tcpi_unacked == 0;
 
 	soft_timer_start(timer, now + interval);
@@ -174,7 +174,7 @@ void soft_liveness_watch(struct soft_path *path)
 }
 
 /* Returns the time in ns since the last ACK if the kernel's probes are unanswered, and 0 otherwise.
- * Silence is counted from that ACK, so an application's keep-alive messages do not hide a loss. */
+ * The silence began with that ACK, even if the application has just sent a keep-alive message. */
 static uint64_t unanswered_ns(int fd)
 {
 	struct tcp_info info = {0};

@@ -32,7 +32,7 @@
 enum {
 	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
 	MAX_RECORD = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) -
-		1, /* maximum payload of a record; also limits each call while channels wait */
+		1, /* maximum payload of a record; also the room offered while channels wait */
 	MAX_BATCH = SOFT_STEP_BYTES + MAX_RECORD,
 	MAX_GATHERED = 64 * 1024, /* bytes of short records sent together */
 	MAX_COPIED = 4096, /* longer records are not copied */
@@ -80,9 +80,9 @@ void soft_tcp_path_release(struct soft_tcp_path *tcp)
 	free(tcp);
 }
 
-/* Returns how many of the bytes written by this side the dead peer did not read, or -1 if unknown.
- * The peer has read all acknowledged bytes, because closing a socket with unread input would have
- * reset the connection. */
+/* Returns how many bytes of our output the peer had not read when it closed the stream, or -1 if
+ * unknown. The peer has read all acknowledged bytes, because closing a socket with unread input
+ * would have reset the connection. */
 static int64_t unread_by_peer(const struct soft_tcp_path *tcp)
 {
 	int unconfirmed;
@@ -158,8 +158,8 @@ static size_t send_with_gathered(struct soft_tcp_path *tcp, struct iovec *iov, i
 
 	if (before)
 		iov[0] = (struct iovec){tcp->output + tcp->output_sent, before};
-	/* Send nothing after a failure. If bytes were lost because memory was short, the peer would
-	 * mistake later bytes for the lost ones. */
+	/* Send nothing once the path is broken. If a record was lost for lack of memory, the peer
+	 * would mistake later bytes for the missing ones. */
 	if (!(soft_ports_down & tcp->path.ports) && !tcp->path.broken)
 		do
 			n = sendmsg(tcp->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -275,9 +275,8 @@ static const struct soft_path_calls tcp_calls = {
 	.watch = soft_liveness_watch,
 };
 
-/* Returns whether output may be delayed until the next step. An application that handles
- * completions of many queue pairs between two polls then needs only one system call for all its
- * requests. */
+/* Returns whether output may be delayed until the next step. This reduces the number of system
+ * calls if the application handles completions of many queue pairs between two polls. */
 static bool may_delay(struct soft_tcp_path *tcp)
 {
 	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < MAX_GATHERED &&

@@ -34,7 +34,7 @@ struct soft_tcp_path {
 
 	/* input */
 	uint8_t input
-		[SOFT_HANDSHAKE_SIZE]; /* header or handshake; `input_length` bytes have arrived */
+		[SOFT_HANDSHAKE_SIZE]; /* first `input_length` bytes of a handshake or record header */
 	uint32_t input_length;
 	enum soft_record_kind kind; /* kind of the record being received */
 	uint32_t remaining, to, from;
@@ -63,7 +63,7 @@ struct soft_tcp {
 	struct soft_node streams;
 	struct soft_places silent; /* accepted streams without a channel */
 	struct soft_node delayed; /* streams with delayed output */
-	uint64_t liveness_seconds; /* maximum time in s for which a stream may be silent */
+	uint64_t liveness_seconds; /* time limit in seconds for a silent stream */
 	bool version_reported; /* whether a version mismatch has been reported */
 };
 
@@ -79,8 +79,8 @@ void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer);
 struct soft_tcp_path *soft_tcp_path_adopt(int fd);
 /* Decrement `busy`, and free a finished path that is no longer busy. */
 void soft_tcp_path_release(struct soft_tcp_path *tcp);
-/* Returns the path that an earlier CM stream to port `path_port` has become, if it connects the
- * same addresses as the socket. Returns NULL if there is none. */
+/* Find a path that was created from a CM stream to port `path_port` and connects the same addresses
+ * as the socket. Returns NULL if none exists. */
 struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port);
 /* Returns whether the path connects the same two addresses as the socket. */
 bool soft_tcp_path_is_parallel(const struct soft_tcp_path *tcp, int fd);
