@@ -28,12 +28,12 @@ FUZZ = settings(
 )
 
 
-# Formats in which each value has only one encoding, except for trailing zeros.
+# In these formats, each value has only one encoding, apart from trailing zeros.
 EXACT = {"hello", "private data of the connection manager", "endpoint", "challenge", "region token"}
 
 
 def functions_with_byte_input() -> Iterator[str]:
-    """Yield the core's functions that accept bytes or have a decoder's name."""
+    """Yield the core's functions that take bytes or are named like decoders."""
     for path in sorted(Path(aiordma._core.__file__).parent.glob("*.py")):
         for node, name in functions(ast.parse(path.read_text()), path.stem):
             arguments = (*node.args.args, *node.args.kwonlyargs)
