@@ -92,7 +92,7 @@ def text(data: bytes) -> trace_records.Record:
 
 
 def runs(data: bytes) -> object:
-    """Parse trace runs as `aiordma trace` does. Finding offsets and requests must not fail."""
+    """Parse trace runs, align their clocks and find their requests, as `aiordma trace` does."""
     found = parse_runs(data, "file")
     offsets(found)
     return [requests(run) for run in found]
@@ -133,7 +133,7 @@ def plan(data: bytes) -> None:
 
 
 def sealing() -> Sealing:
-    """Return a Sealing with equal keys for both directions, past the unencrypted first frames."""
+    """Return a Sealing with the same key both ways. Its unencrypted first frames have passed."""
     made = encryption.new_sealing(memory_in_clear=False)
     made.start(encryption.TrafficKeys(bytes(32)), encryption.TrafficKeys(bytes(32)))
     made.sealed(b"")

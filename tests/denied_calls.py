@@ -22,7 +22,7 @@ class Call:
     links: tuple[str, ...] = ("shared",)
 
 
-# The calls that the device needs, in order of use, then calls for which it has a substitute.
+# Calls that the device needs, followed by calls that it can do without.
 CALLS = (
     Call("socket(AF_INET)", ((41,), (198,)), socket.AF_INET),
     Call("epoll_ctl", ((233,), (21,))),

@@ -37,7 +37,7 @@ class Storage:
 
 
 class Tensor:
-    """A one-dimensional tensor of bytes. Keywords override attributes and methods."""
+    """A one-dimensional tensor of bytes. Keyword arguments replace attributes and methods."""
 
     def __init__(self, memory: bytes | bytearray = b"", **different: Any) -> None:
         self._storage, self._start, self._size = Storage(bytearray(memory)), 0, len(memory)

@@ -90,14 +90,14 @@ OTHER = {
 SCOPE = re.compile(r"(?:(?:async )?def|(?:cdef )?class|cp?def [^=]*?) ?(\w+)\s*[(:]")
 CLASS = re.compile(r"(?:cdef )?class\b")
 C_NUMBER = re.compile(r"cp?def (?:inline )?(?:\w*int\w*|size_t|double) ")  # return type
-# Statements that are not in a function, or whose mutants no test needs to find.
+# Matches declarations, and statements whose mutants need not be found by any test.
 SKIPPED = re.compile(
     r"(?:@|cdef [^=]*$|(?:raise|assert|import|from|cimport|global|nonlocal|ctypedef)\b)"
     r"|.*\b(?:TYPE_CHECKING|logger\.|warnings\.|add_note\()"
 )
 SHOWN = {"__repr__", "__str__", "__del__", "text", "describe"}
-# Words before "(" that prevent swapping the first two arguments: keywords, and functions for which
-# the order of the arguments makes no difference.
+# Do not swap the first two arguments after these words. They are keywords, or functions that ignore
+# the order or fail if it is wrong.
 EITHER_WAY = {"max", "min", "isinstance", "issubclass", "gcd", *keyword.kwlist}
 
 
@@ -141,7 +141,7 @@ class Scope(NamedTuple):
 
 
 def statements(source: str) -> Iterator[tuple[int, int, list[Token]]]:
-    """Yield row, column and tokens of each logical line of Python or Cython, except f-strings."""
+    """Yield the row, column and tokens of each logical line, without tokens inside f-strings."""
     starts = [0]
     for text in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(text))
@@ -201,7 +201,7 @@ def marked(path: str, source: str) -> str:
 
 
 def changes(source: str, line: list[Token], number: bool) -> Iterator[tuple[str, int, int, str]]:
-    """Yield the mutations of a statement. `number` is true in functions that return a C number."""
+    """Yield the mutations of a statement. `number` means that its function returns a C number."""
     words = {token.text for token in line}
     first, last = line[0], line[-1]
     if number and words == {"return", "0"}:
@@ -260,7 +260,7 @@ def tracked(*ends: str) -> list[str]:
 
 
 def planted() -> dict[str, tuple[str, Mutant]]:
-    """Return the chosen mutants by name, starting with one per function. Any prefix is a sample."""
+    """Return the chosen mutants by name, in an order in which any prefix is a fair sample."""
     sources = {
         name.removeprefix("aiordma/"): git("show", f"HEAD:{name}")
         for name in tracked(".py", ".pyx")
@@ -340,7 +340,7 @@ class Copy:
         subprocess.run(command, cwd=self.path, env=self.environment, stdout=quiet, check=True)
 
     def tests(self, group: str, without: list[str], limit: float) -> str:
-        """Return the first failing test, "hang or crash", or "". Kill all test processes."""
+        """Run tests until one fails. Return its name, "hang or crash", or "" if all pass."""
         left_out = [f"--deselect={it}" for it in without]
         with subprocess.Popen(
             ["bash", "-c", f'exec python -u -m pytest {PYTEST} "$@" {group}', "", *left_out],
@@ -363,14 +363,14 @@ class Copy:
         return "hang or crash" if process.returncode not in (0, NO_TESTS) else ""
 
     def failing(self, group: str, without: list[str], limit: float = 1200) -> Iterator[str]:
-        """Yield the failing tests. Each is added to `without`, so that later runs deselect it."""
+        """Yield each failing test, add it to `without`, and rerun the group without it."""
         while found := self.tests(group, without, limit):
             yield found
             assert "::" in found, f"{group}: {found}"
             without.append(found)
 
     def measure(self, group: str) -> dict[str, Any]:
-        """Run a group without mutants. Return failures, and the test files per function."""
+        """Run a group without mutants. Return the failures, and the test files by function."""
         log = self.own / "reached.py.log"
         log.write_text("")
         sources = {name: (self.path / name).read_text() for name in tracked(".py")}
@@ -391,7 +391,7 @@ class Copy:
         return {"without": without, "files": files}
 
     def judge(self, mutant: Mutant, groups: dict[str, dict[str, Any]]) -> tuple[str, str]:
-        """Return the test that finds a mutant and its group, or two empty strings."""
+        """Return the test that finds the mutant, and its group. Both are empty if there is none."""
         path = self.path / "aiordma" / mutant.path
         source = path.read_text()
         try:
@@ -474,7 +474,7 @@ def main(arguments: list[str]) -> None:
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """Print how many mutants each test file found in all runs, and the mutants not found."""
+    """Print the number of mutants found by each test file, and the names of those not found."""
     print(table(counts(rows)))
     files = Counter((row["group"], row["found"].partition("::")[0]) for row in rows if row["found"])
     for (group, file), times in sorted(files.items()):

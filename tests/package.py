@@ -39,8 +39,8 @@ DIST = ROOT / "dist"
 SOURCE = TOP / "source"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# For each package in `integrations`: its folder, the extras for the trial installation, and a
-# program that imports the package.
+# Maps each package in `integrations` to its folder, the extras for its trial installation, and a
+# program that imports it.
 INTEGRATIONS = {
     "dask_aiordma": (
         "dask",
@@ -178,8 +178,8 @@ def make_manylinux(python: str, machines: list[str]) -> list[Path]:
     theirs = Path(described["include"])
     ours = TOP / "include" / theirs.name
     shutil.copytree(theirs, ours, dirs_exist_ok=True)
-    # On Debian, pyconfig.h only includes a machine-specific header from another folder. Replace it
-    # with this machine's header.
+    # On Debian, pyconfig.h only includes a machine-specific header from another folder. Replace
+    # pyconfig.h with that header.
     real = theirs.parent / described["variables"].get("MULTIARCH", "") / theirs.name / "pyconfig.h"
     if real.exists():
         shutil.copy(real, ours)
@@ -234,7 +234,7 @@ def make_integration(package: str) -> Path:
 
 
 def check(wheel: Path) -> None:
-    """Check that the wheel contains exactly what users need, compiled for one machine."""
+    """Check the files in the wheel, and that its libraries suit the machine in its name."""
     machine = next(it for it in MACHINES if it in wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

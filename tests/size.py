@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 RECORD = Path(__file__).with_suffix(".json")
 
-# A file belongs to the first part that matches its path.
+# A file belongs to the first part whose pattern matches its path.
 PARTS = {
     "tests of the device": r"softdev/tests/",
     "device": r"softdev/",

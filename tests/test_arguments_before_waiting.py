@@ -226,7 +226,7 @@ HANDSHAKE = "ssl_handshake_timeout must be a number of seconds"
 
 
 async def handler(_: object) -> None:
-    """A handler of a server that never starts."""
+    """Do nothing, because the server never starts."""
 
 
 def context(where: dict[str, Any]) -> dict[str, Any]:
@@ -395,7 +395,7 @@ def test_event_loop_methods_validate_arguments_before_waiting(
 
 @contextmanager
 def full_queue(device: str) -> Iterator[tuple[AsyncQueuePair, verbs.ScatterGatherElement]]:
-    """Provide a queue pair with a full send queue, because its peer posts no receive."""
+    """Provide a queue pair with a full send queue. Its peer posts no receive for the one send."""
     with verbs.open_device(device) as context, context.alloc_pd() as pd:
         sizes = verbs.QPCapabilities(max_send_wr=1, max_recv_wr=1)
         queue, peer = (AsyncQueuePair(pd, sizes) for _ in range(2))

@@ -311,8 +311,8 @@ async def test_cancelled_connect_cannot_be_accepted(device_name: str, host: str)
                 async with asyncio.timeout(0):
                     await id.connect()
         async with await listener.get_request() as request:
-            # The peer has given up. This side has already noticed, or one of these calls will
-            # report it.
+            # The initiator has given up. Which of these calls fails depends on when this side
+            # notices.
             with pytest.raises((VerbsError, RejectedError), match=r"Invalid argument|timed out"):  # noqa: PT012
                 request.create_qp()
                 await request.accept()

@@ -132,8 +132,7 @@ def test_bench_command_prints_the_requested_comparison() -> None:
     assert "| kernel | " in done.stdout
 
 
-# AddressSanitizer's allocator at least doubles the memory usage, so a connection needs more memory
-# than the benchmark's goal.
+# AddressSanitizer at least doubles memory usage, so a connection misses the benchmark's goal.
 SANITIZED = "ASAN_OPTIONS" in os.environ
 OWN = (64 << 10) * (4 if SANITIZED else 1)
 REACHED = 4 if SANITIZED else 5
@@ -150,10 +149,10 @@ def test_connection_and_transfer_costs_stay_within_limits(tmp_path: Path) -> Non
     data = json.loads(file.read_text())
     connections = data["connections"]
     assert all(0 < own <= OWN for own in connections["own"])
-    # A receive occupies resident memory only once it has been used.
+    # The memory of a receive becomes resident only when the receive is first used.
     assert all(pool < 16 << 10 for pool in connections["pool"])
-    # An idle end is never scheduled. The benchmark repeats the measurement a few times until the
-    # count is 0, so unrelated activity does not fail the test.
+    # The kernel must never schedule an idle end. If it does, the benchmark measures again a few
+    # times, in case of unrelated activity.
     assert connections["idle_runs"] == [0, 0]
     assert connections["files"] == [0, 0]
     assert len(data["transfers"]["extra"]) == 3
@@ -170,8 +169,8 @@ RECORDED = {instructions.CALIBRATION: 1000.0, "an echo": 50_000.0}
         ((1000, 52_000), "here", "+4.0%  an echo\n", True),
         ((1000, 53_000), "here", "+6.0%  an echo  MORE than it may be\n", False),
         ((1000, 40_000), "here", "-20.0%  an echo  less: record it", True),
-        # If nothing is recorded for this Python, the limits of another one apply. They are scaled
-        # by the number of instructions that asyncio needs.
+        # Nothing is recorded for this Python. The record of another one is used instead, scaled by
+        # the number of instructions that asyncio needs.
         ((2000, 120_000), "elsewhere", "compared with here, 2.00 times as much", True),
         ((2000, 130_000), "elsewhere", "Nothing is recorded for elsewhere", False),
         ((1000, 50_000, 7), "here", "another: not recorded", False),

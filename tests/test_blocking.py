@@ -311,7 +311,7 @@ class Signal(int):
 
 
 def check_signals() -> None:
-    """Let Python handle pending signals, which it does when a function starts."""
+    """Do nothing. Python handles pending signals when it enters a function."""
 
 
 def test_interrupt_after_receive_completes_does_not_lose_a_message(

@@ -66,8 +66,8 @@ def test_make_reports_a_missing_package_before_setup(
     assert make
     assert bash
     (tmp_path / "bash").symlink_to(bash)
-    # Clear the variables of a parent make. They would make this one a recursive make, which prints
-    # the name of the directory that it enters.
+    # The tests may have been started by make. Hide this, because a recursive make prints the
+    # directory that it enters.
     done = run(make, target, "PYTHON=none", PATH=str(tmp_path), MAKEFLAGS="", MAKELEVEL="0")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"is missing: on Debian and Ubuntu, apt-get install {package}\n" in done.stderr
@@ -76,8 +76,7 @@ def test_make_reports_a_missing_package_before_setup(
 def test_change_recompiles_only_dependent_modules(tmp_path: Path) -> None:
     """An import compiles the modules, even if `cython` is not on the PATH."""
     source, folder = tmp_path / "source", tmp_path / "build"
-    # Skip .pyc files, because other processes may replace them during the copy. Their folders may
-    # be copied, because they persist.
+    # Skip .pyc files, because other processes may replace them during the copy.
     compiled = shutil.ignore_patterns("*.pyc*")
     for name in ("aiordma", "native", "softdev"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=compiled)

@@ -30,12 +30,12 @@ FUZZ = settings(
 )
 
 
-# Formats in which each value has only one encoding, except for trailing zeros.
+# In these formats, each value has only one encoding, apart from trailing zeros.
 EXACT = {"hello", "private data of the connection manager", "endpoint", "challenge", "region token"}
 
 
 def functions_with_byte_input() -> Iterator[str]:
-    """Yield the functions that accept bytes or have a decoder's name."""
+    """Yield the functions that take bytes or are named like decoders."""
     folders = [Path(inspect.getfile(package)).parent for package in (aiordma._core, aiordma._trace)]
     for path in sorted(path for folder in folders for path in folder.glob("*.py")):
         for node, name in functions(ast.parse(path.read_text()), path.stem):

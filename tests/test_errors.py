@@ -199,8 +199,7 @@ def test_module_docstring_shows_the_exception_hierarchy() -> None:
     drawn = re.findall(r"^ *[│├└─ ]*(\w+Error)\b", errors.__doc__, re.MULTILINE)
     completions = {*WORK_COMPLETION_ERRORS.values()}
     assert sorted(drawn) == sorted(cls.__name__ for cls in all_classes() if cls not in completions)
-    # Each class is drawn below its parent, so the depth in the drawing equals the inheritance
-    # depth.
+    # The indentation of a class in the drawing must match its depth in the hierarchy.
     for line in errors.__doc__.splitlines():
         if match := re.match(r"    ([│├└─ ]*)(\w+Error)\b", line):
             cls = getattr(errors, match[2])

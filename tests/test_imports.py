@@ -28,8 +28,8 @@ PUBLIC = {
     "mr_pool", "trace", "transport", "verbs",
 }  # fmt: skip
 
-# For each group or module: the other groups or modules that it may import. If one module of a group
-# has a row, every module of this group needs a row.
+# Maps each group or module to the others that it may import. If one module of a group has its own
+# row, all modules of the group need one.
 GROUPS: dict[str, set[str]] = {
     "errors": set(),
     "_core": {"errors"},
@@ -242,7 +242,7 @@ class Import:
 
 
 def group_of(path: Path) -> str:
-    """Return the module's row in GROUPS, which is "" for the package itself."""
+    """Return the key of the module's row in GROUPS. The key of the package itself is ""."""
     group, *inner = path.relative_to(PACKAGE).with_suffix("").parts
     if group == "_exports":  # lazy imports of the package with this name
         return inner[0].removeprefix("aiordma")
@@ -253,7 +253,7 @@ def group_of(path: Path) -> str:
 
 @functools.cache
 def modules() -> list[Path]:
-    """Return all Python and Cython modules, and the stubs, whose imports of types count as well."""
+    """Return all Python and Cython modules, including stubs."""
     return sorted(path for path in PACKAGE.rglob("*.*") if path.suffix in {*PYTHON, *CYTHON})
 
 
@@ -285,12 +285,12 @@ def _imports(path: Path) -> Iterator[Import]:
 
 
 def tree(path: Path) -> tuple[ast.AST, ...]:
-    """Return the nodes of a Python module. A cache of them would slow down garbage collection."""
+    """Return the nodes of a Python module. Caching them would slow down garbage collection."""
     return tuple(ast.walk(ast.parse(path.read_text(), str(path))))
 
 
 def statements(path: Path) -> Iterator[tuple[int, str, list[str], bool]]:
-    """Yield each import's line, the text after `from`, the names, and whether it is type-only."""
+    """Yield the line, module and names of each import, and whether it is only for types."""
     source = path.read_text()
     if path.suffix in CYTHON:
         for match in CYTHON_IMPORT.finditer(source):
@@ -332,7 +332,7 @@ def is_module(name: str) -> bool:
 
 
 def group_and_module(name: str) -> tuple[str, str]:
-    """Return the group and the module: `_core` and `_core.frames` for `aiordma._core.frames`."""
+    """Split a name: `aiordma._core.frames` becomes `_core` and `_core.frames`."""
     inner = name.removeprefix("aiordma").removeprefix(".")
     parts = inner.split(".")
     return parts[0], ".".join(parts[:2])

@@ -49,8 +49,8 @@ VARIABLES = {
     "sim": {"sim"},  # all simulated hosts
 }
 
-# Forbidden headers: Python.h is only for generated code, and no build needs the headers of the RDMA
-# packages.
+# Headers that no source file may include. Only generated code uses Python.h, and builds must not
+# need the headers of RDMA packages.
 NOWHERE = ("Python.h", "infiniband/", "rdma/")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)

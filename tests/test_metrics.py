@@ -91,7 +91,7 @@ def labels(point: NumberDataPoint) -> frozenset[tuple[str, str]]:
 
 
 async def agrees(collect: Callable[[], Values], device: str) -> None:
-    """Check the metrics while two connections are open, and again after they have ended."""
+    """Check the metrics while a pair of connections is open, and after both have ended."""
     before = await asyncio.to_thread(collect)
     async with testing.connected_pair(device=device) as ends:
         await load(*ends)

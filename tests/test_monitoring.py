@@ -44,7 +44,7 @@ def growth(before: Snapshot, after: Snapshot) -> dict[str, int]:
 
 
 async def load(client: Connection, server: Connection) -> None:
-    """Send five messages of 100 bytes and receive one of 1 MiB, then access memory six times."""
+    """Send five small messages, receive a large one, and access the server's memory six times."""
     for _ in range(5):
         await client.send(bytes(100))
         (await server.recv()).release()
@@ -260,7 +260,7 @@ asyncio.run(main())
 
 @pytest.mark.any_device
 def test_forked_child_starts_with_zero_counters(device_name: str) -> None:
-    # Python 3.12 warns when a process with threads forks.
+    # Ignore the warning of Python 3.12 that a process with threads forks.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS, device_name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.stderr, done.returncode) == ("", 0)

@@ -235,7 +235,7 @@ def test_large_blocks_count_towards_the_limit(make_pool: MakePool) -> None:
     with pytest.raises(QuotaError):
         pool.alloc(5 * SLAB_SIZE)
     large.release()
-    # The cached memory of the released block makes room for a block of another size.
+    # The pool frees the memory of the released block to make room for this one.
     with pool.alloc(8 * SLAB_SIZE):
         assert pool.statistics().registered_bytes == 8 * SLAB_SIZE
         with pytest.raises(QuotaError):
@@ -347,7 +347,7 @@ def test_region_closed_during_operation_keeps_memory_pinned(pd: verbs.Protection
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """A random sequence of leases, views and pins. Each lease must keep its bytes while in use."""
+    """Leases, views and pins memory at random. A lease's bytes must not change while in use."""
 
     pd: verbs.ProtectionDomain
     leases = Bundle("leases")
@@ -447,7 +447,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class Tenant:
-    """The model of a lease. The first and last byte contain a mark derived from its number."""
+    """The model of a lease. It marks the first and last byte of the buffer."""
 
     def __init__(self, buffer: Buffer, number: int) -> None:
         self.buffer = buffer

@@ -115,7 +115,7 @@ def test_commands_and_options_in_documentation_exist(page: str) -> None:
         command = app.get_command(context, name)
         assert command is not None, f"{page} names the command {name}"
         if isinstance(command, click.Group) and words:
-            # `--local` is written like an option, but is a command.
+            # `--local` looks like an option, but selects a command.
             inner = command.get_command(context, words.pop(0).removeprefix("--"))
             assert inner is not None, f"{page} names a command that {name} has not"
             command = inner

@@ -30,7 +30,7 @@ class Loop(streams.EventLoop):
         return host != "localhost"
 
 
-# This is not a class statement, because uvloop's type stubs contradict asyncio's.
+# A class statement would fail type checking, because uvloop's type stubs contradict asyncio's.
 UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {"applies": Loop.applies})
 
 
@@ -251,9 +251,8 @@ WIRES = pytest.mark.parametrize("run", [run_by_tcp, run_on], ids=["tcp", "rdma"]
 Everywhere: Any = type("Everywhere", (streams.OverRDMA, uvloop.Loop), {})
 KINDS = pytest.mark.parametrize("kind", [streams.EventLoop, Everywhere], ids=["asyncio", "uvloop"])
 
-# Options of create_connection (CONNECT) and create_server (SERVE), and their outcome on every loop:
-# None for success, or the type of the error. All options exist in Python 3.11. uvloop lacks those
-# in NOT_OF_UVLOOP.
+# Options of create_connection (CONNECT) and create_server (SERVE), and the type of the expected
+# error, if any. Python 3.11 has all of these options. uvloop lacks those in NOT_OF_UVLOOP.
 CONNECT: list[tuple[dict[str, Any], type[Exception] | None]] = [
     ({}, None),
     ({"port": str}, None),
@@ -499,7 +498,7 @@ def test_data_written_before_program_exit_is_delivered(
 
     serving = Thread(target=run, args=(kind, device_name, serve()))
     serving.start()
-    # Before Python 3.11.5, only the transport warns. It does not warn if it has already received
+    # Before Python 3.11.5, only transports emit this warning, and not if they have already received
     # the peer's EOF.
     unclosed = (
         pytest.warns(ResourceWarning)

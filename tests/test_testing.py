@@ -131,7 +131,7 @@ def test_register_fault_fails_the_numbered_registration(
 
 
 def which_fail(pd: verbs.ProtectionDomain, faults: testing.Faults) -> str:
-    """Try thirty registrations, half of which fail. Return "x" for each failure, else "."."""
+    """Try thirty registrations. Return "x" for each failure and "." for each success."""
     found = ""
     for _ in range(30):
         try:

@@ -157,7 +157,7 @@ FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
         [(OK, "", ""), (PROBLEM, "module rdma_ucm is not loaded", "modprobe rdma_ucm")]),
     (checks.providers, UNLISTED, [(PROBLEM,
         "libibverbs does not list the kernel's mlx5_0; its providers: rxe", "ibverbs-providers")]),
-    # The user may not need new0, because mlx5_0 is listed. This is therefore only a warning.
+    # This is only a warning because libibverbs lists mlx5_0, which may be all the user needs.
     (checks.providers, replace(GOOD, kernel_devices={"mlx5_0": "mlx5_core", "new0": "new"}),
         [(WARNING, "new0", "")]),
     (checks.providers, replace(UNLISTED, container="docker"),

@@ -13,7 +13,7 @@ from aiordma.cli import local_peers
 from aiordma.cli.local_peers import LocalPeerFacts
 from tests.processes import run_python
 
-# Blocks one system call for itself and its children (seccomp(2)), then prints LocalPeerFacts.
+# A program that blocks one of its system calls with seccomp(2) and prints LocalPeerFacts.
 FILTERED = """
 import ctypes, struct, sys
 number, action = int(sys.argv[1]), int(sys.argv[2])

@@ -43,7 +43,7 @@ def names(heading: str) -> set[str]:
 
 
 def listed(heading: str, row: str) -> set[str]:
-    """Return the names after the first cell of `row` in the docs/perf.md table at `heading`."""
+    """Return the names in one row of a docs/perf.md table. `row` is the first cell of that row."""
     table = PAGE[PAGE.index(heading) :].partition("\n\n")[0]
     line = next(line for line in table.splitlines() if line.startswith(f"| {row} |"))
     return set(re.findall(r"`(\w+)`", line.partition("|")[2].partition("|")[2]))

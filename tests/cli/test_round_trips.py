@@ -30,7 +30,7 @@ class FakeMessage(bytes):
 
 
 class FakeConnection:
-    """A connection that echoes the result of `change(data, imm)`."""
+    """A connection that passes each message through `change` and echoes the result."""
 
     def __init__(self, change: Change = lambda data, imm: (data, imm)) -> None:
         self._change = change

@@ -317,7 +317,7 @@ def test_file_that_is_not_executable_is_rejected(tmp_path: Path) -> None:
     assert done.stderr == f"Error: cannot start {text}: Exec format error\n"
 
 
-# The tests below edit or read 64-bit ELF files: the interpreter and the preloaded library.
+# A function that modifies the contents of a 64-bit ELF file in place.
 Change = Callable[[bytearray], None]
 
 

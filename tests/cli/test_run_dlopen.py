@@ -29,7 +29,7 @@ def address(library, name, version):
 
 
 def result_of(program: str, **values: object) -> Any:
-    """Return the JSON output of a program under `aiordma run`. It receives `values` as JSON."""
+    """Run a program under `aiordma run` with `values` as its argument. Return its JSON output."""
     done = aiordma_run(sys.executable, "-c", SETUP + program, json.dumps(values))
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
@@ -64,7 +64,7 @@ print(json.dumps([name for name in table for library in libraries
     assert result_of(program, table=table) == []
 
 
-# Calls that the library does not implement: kind of failure, name, ctypes result type, result.
+# Unimplemented calls: how the call fails, its name, its ctypes result type, and its result.
 FORMS = [
     ("null", "ibv_alloc_dmah", "c_void_p", None),
     ("null", "ibv_create_comp_cntr", "c_void_p", None),

@@ -175,12 +175,12 @@ def test_all_embedded_devices_appear_in_sysfs() -> None:
         "os.minor(os.stat('/dev/infiniband/uverbs1001').st_rdev)": 1001,
         "os.read(os.open('node_desc', os.O_RDONLY, dir_fd=top), 99).decode()": "embedded1\n",
         "os.listdir(os.open('embedded1/ports', os.O_RDONLY, dir_fd=devices))": ["1"],
-        # Paths that mix two devices, and devices that do not exist.
+        # These paths mix two devices or name a device that does not exist.
         "os.stat(one + '/device/infiniband/embedded0')": "ENOENT",
         "os.stat('/sys/class/infiniband/embedded2')": "ENOENT",
         "os.stat('/sys/class/infiniband/embedded01')": "ENOENT",
         "os.stat('/dev/infiniband/uverbs999')": "ENOENT",
-        # A path relative to a descriptor of the directory that replaces "/", as find(1) uses.
+        # Like find(1), use a path relative to an open directory. The one here stands in for "/".
         "os.stat('sys', dir_fd=root).st_ino == os.stat(tree + '/sys').st_ino": True,
     }
     setup = f"""

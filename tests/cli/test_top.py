@@ -441,7 +441,7 @@ os.waitpid(child, 0)
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
-        # The child starts listening only after the parent has continued.
+        # The parent prints the PID before the child is sure to be listening.
         while not list(sockets.glob(f"{child}-*.sock")):
             os.sched_yield()
         assert {taken["pid"] for taken in snapshots_by_top()} == {process.pid, child}

@@ -39,7 +39,7 @@ def expect_all(channel: cm.EventChannel, *kinds: EventType) -> dict[EventType, C
 
 
 def refused(code: int, use: Callable[[], object]) -> VerbsError:
-    """Return the error of a call, which must be `code`. Re-raise an unexpected UnsupportedError."""
+    """Check that a call fails with the errno `code`, and return its error."""
     with pytest.raises(VerbsError) as caught:
         use()
     if isinstance(caught.value, UnsupportedError) and code not in UNSUPPORTED:

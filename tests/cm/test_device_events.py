@@ -22,7 +22,7 @@ def command(line: str, *, check: bool = True) -> None:
 
 @pytest.fixture
 def place(device_name: str) -> Iterator[tuple[str, str]]:
-    """A device that the test may remove, and its address. An rxe device is created for the test."""
+    """The name and address of a device that the test may remove."""
     if kind_of(device_name) == "embedded":
         yield device_name, "127.0.0.1"  # the child process's device
         return
@@ -36,7 +36,7 @@ def place(device_name: str) -> Iterator[tuple[str, str]]:
 
 
 def tell(place: tuple[str, str], what: str, timeout: float) -> list[str]:
-    """Run a listener on the device in a child process and return the events it prints."""
+    """Trigger an event in a child process that listens on the device. Return its output lines."""
     done = run_python("-m", CHILD, *place, what, str(timeout))
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

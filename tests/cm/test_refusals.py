@@ -15,7 +15,7 @@ from tests.cm.conftest import address_of, expect, with_qp
 
 @pytest.fixture
 def asking(events: cm.EventChannel, listener: ConnectionId) -> Iterator[ConnectionId]:
-    """An ID with a resolved route and a queue pair."""
+    """An ID that is ready to connect to the listener."""
     with with_qp(events, address_of(listener)) as (id, _pd, _cq):
         yield id
 

@@ -40,7 +40,7 @@ PATIENCE = 100  # seconds
 
 @dataclass(frozen=True)
 class Room:
-    """The limits and other settings of one side of a channel."""
+    """The settings of one side of a channel."""
 
     data_receives: int = 32
     control_receives: int = 8
@@ -104,7 +104,7 @@ class Wire:
     def __init__(
         self, context: verbs.Context, kind: type[SendQueue] = SendQueue, lead: Wire | None = None
     ) -> None:
-        """Connect the queue pairs. If `lead` is given, this wire adds a rail to its channels."""
+        """Connect the queue pairs. A wire with a `lead` is another rail of the lead's channels."""
         self.lead = lead
         self.loop: asyncio.AbstractEventLoop = lead.loop if lead else asyncio.new_event_loop()
         self.pd = pd = context.alloc_pd()

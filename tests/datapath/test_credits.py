@@ -143,7 +143,7 @@ class Explorer:
             if may:
                 back = self.load(account).sent(kind)
                 assert kind is not CREDIT or any(back), "a CREDIT frame that the peer would refuse"
-                # Treat CREDIT as CONTROL from here on, because fewer kinds mean far fewer states.
+                # From here on, CREDIT is the same as CONTROL. Merging them saves many states.
                 yield self.credits.account(), (int(DATA if kind is DATA else CONTROL), *back)
 
     def arrival(self, account: Account, frame: Frame) -> Account:
@@ -165,7 +165,11 @@ class Explorer:
                 yield self.credits.account(), right, to_left, to_right
 
     def check_rest(self, state: State) -> bool:
-        """Return whether the ends are at rest. If so, check that only held messages block them."""
+        """Return whether both ends are idle. Fail if this is a deadlock.
+
+        An idle end can always send control frames. It can send data frames unless its peer still
+        holds some that it has received.
+        """
         left, right, to_left, to_right = state
         if to_left or to_right:
             return False

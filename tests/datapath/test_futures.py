@@ -132,7 +132,7 @@ LONG, SHORT = 3, 0
 
 
 class Spins:
-    """Records a loop's brief spins. Each spin completes the next future in `found`, if any."""
+    """Replaces and records a loop's brief spins. A spin completes the first future in `found`."""
 
     def __init__(self) -> None:
         self.wakeups = Wakeups(asyncio.get_running_loop())

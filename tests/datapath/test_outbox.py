@@ -20,7 +20,7 @@ __all__ = ["wire"]
 
 
 def waiting(bare: BareChannel) -> tuple[int, int]:
-    """Return the number of waiting messages, and of frames in flight that carry messages."""
+    """Return the number of waiting messages and the number of message frames in flight."""
     figures = bare.channel.figures()
     return figures["messages_waiting"], figures["frames_in_flight"]
 

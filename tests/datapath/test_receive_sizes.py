@@ -29,7 +29,7 @@ answers = st.sampled_from(["told", "wait", "refused"])
 
 
 def fitting(size: int, frames: list[int]) -> int:
-    """Return the expected receive size after frames of these lengths. None exceeds LARGEST."""
+    """Return the expected receive size after frames of these lengths, which are at most LARGEST."""
     if size == SMALL:
         return LARGEST if sum(length > SMALL for length in frames) >= GROW_AFTER else SMALL
     latest = frames[-SHRINK_AFTER:]

@@ -37,7 +37,6 @@ kept: list[object] = []
 
 @pytest.fixture
 def context() -> Iterator[verbs.Context]:
-    """The embedded device's context. Tests replace its library's pointer to ibv_dereg_mr()."""
     with verbs.find_device("embedded0").open() as context:
         yield context
 

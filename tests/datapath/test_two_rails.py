@@ -90,7 +90,7 @@ def rails(
 
 
 def offered(rails: Rails, count: int = 1) -> tuple[int, list[Piece], list[tuple[int, int]]]:
-    """Return a message offered on both rails: request ID, pieces, and the second rail's keys."""
+    """Return the request ID and pieces of an offered message, and its keys for the second rail."""
     rails.until(lambda: len(rails.lead._arrived) > count)
     (kind, _, content), *told = rails.lead.peer_got(1 + count)
     assert kind is FrameKind.RNDV_RTS

@@ -30,7 +30,7 @@ def source(cls: type) -> Path:
 
 @functools.cache
 def stand_ins(cls: type) -> dict[str, Any]:
-    """Return a function or property for each member, with its name, types and docstring."""
+    """Build a Python function or property for each documented member of a compiled class."""
     if not is_compiled(cls):
         return {}
     stub = source(cls).with_suffix(".pyi")

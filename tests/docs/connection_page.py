@@ -22,7 +22,7 @@ def sections() -> dict[str, str]:
 
 
 def mermaid() -> str:
-    """Return the transitions as a diagram. Events with the same next state share an arrow."""
+    """Return a diagram of the connection states. Events with the same next state share an arrow."""
     lines = ["stateDiagram-v2", "    [*] --> CONNECTING"]
     for state, rows in _ROWS.items():
         events: dict[ConnectionState, list[str]] = {}

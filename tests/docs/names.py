@@ -129,13 +129,13 @@ def member_doc(member: Member) -> str:
 
 
 def value_doc(name: Name) -> str:
-    """Return the string after an assignment to the name, in any module of the package."""
+    """Return the docstring below the assignment that defines the name, or an empty string."""
     return _value_docs().get(name.name, "")
 
 
 @functools.cache
 def _value_docs() -> dict[str, str]:
-    """Map each name to the string after its first documented assignment."""
+    """Map each module-level name in the package to the docstring below its assignment."""
     found: dict[str, str] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for statement, following in itertools.pairwise(ast.parse(path.read_text()).body):
@@ -205,7 +205,7 @@ def is_written(member: Member) -> bool:
 
 
 def members(cls: type, offered: set[type]) -> Iterator[Member]:
-    """Yield a class's public members: compiled classes first, then in MRO and definition order."""
+    """Yield a class's public members. Members of compiled classes precede all others."""
     values = set(cls.__members__) if issubclass(cls, enum.Enum) else set()
     seen: set[str] = set()
     for owner in sorted(cls.__mro__, key=lambda owner: not stand_ins(owner)):

@@ -49,7 +49,7 @@ def attributes() -> str:
 
 
 def transitions() -> str:
-    """Return a table of the transitions except those to ENDS. Equal rows of QP types are merged."""
+    """Return a table of the transitions to states other than RESET and ERR."""
     types: dict[tuple[QPState, QPState, QPAttrMask, QPAttrMask], list[str]] = {}
     for row in sorted(TRANSITIONS.values(), key=lambda row: (row.current, row.next)):
         if row.next in ENDS:

@@ -60,7 +60,7 @@ def raised_by_authentication() -> dict[str, str]:
 
 
 def text_of(argument: ast.expr) -> str:
-    """Return the text of a string or auth.py constant, with "..." for interpolated values."""
+    """Return the message that an expression yields, with "..." for interpolated values."""
     if isinstance(argument, ast.Name):
         return str(getattr(auth, argument.id))
     parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]

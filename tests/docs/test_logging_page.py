@@ -12,7 +12,7 @@ LEVEL = r"(debug|info|warning|error|critical|exception|log)\b"
 OWN = re.compile(r'^logger\b.*\bgetLogger\("([\w.]+)"\)$', re.MULTILINE)
 USED = re.compile(rf"\blogger\.{LEVEL}")
 DIRECTLY = re.compile(rf'\bgetLogger\("([\w.]+)"\)\.{LEVEL}')
-# Levels of the logger methods that are not named after a level. endpoint.py logs at both levels.
+# The levels at which the package calls those logger methods that are not named after a level.
 LEVELS = {"exception": ("ERROR",), "log": ("INFO", "WARNING")}
 
 

@@ -42,7 +42,7 @@ with asyncio.Runner(loop_factory=Loop) as runner:
 
 
 def count_task_wake_ups(value: str) -> int:
-    """Return how often the loop wakes a task when AIORDMA_NO_DIRECT_WAKE is `value`."""
+    """Run PROGRAM with AIORDMA_NO_DIRECT_WAKE set to `value`. Return the count it prints."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "AIORDMA_NO_DIRECT_WAKE": value},

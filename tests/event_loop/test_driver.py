@@ -46,7 +46,7 @@ REMOTE_WRITE = verbs.AccessFlags.REMOTE_WRITE
 
 
 class Sink(SendQueue):
-    """Records completions and failures. Raises at the completions in `fail_at`."""
+    """Records completions and failures. Raises when the number of completions is in `fail_at`."""
 
     def __init__(self, driver: Driver, qp: verbs.QueuePair) -> None:
         self.fail_at: set[int] = set()
@@ -229,11 +229,12 @@ async def test_completion_flood_does_not_starve_other_tasks(
         for _ in range(30):
             first.send()
             second.send()
-        # All completions are queued before the driver polls for the first time.
+        # The loop has not run since the first send, so completions have piled up.
         await asyncio.gather(first.sink.wait(30), second.sink.wait(30))
         over = True
         await watching
-        # Between two turns of the other task, the reader may run once and then continue once.
+        # Between two steps of the other task, the reader may run at most twice: once because the
+        # channel is readable, and once to continue an earlier run.
         steps = [b - a for a, b in pairwise(sorted(seen_by_others))]
         assert max(steps, default=0) <= 2 * batch * rounds
 
@@ -271,7 +272,7 @@ async def test_completions_of_a_closed_queue_pair_are_counted_as_stray(
     async with the_driver(device) as driver, two_ends(driver) as (first, second):
         first.send()
         await first.sink.wait(1)
-        # The wr_id of the first use of slot 0 (generation 1), which has ended.
+        # This wr_id belonged to the write above: slot 0, generation 1.
         used_up = 1 << 32 | OperationKind.WRITE << 24
         others = (0, used_up, used_up | 1 << 31, used_up | 1, 5 << 32, (1 << 64) - 1)
         first.send()

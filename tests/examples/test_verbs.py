@@ -15,7 +15,8 @@ import aiordma
 from tests.docs.example_programs import EXAMPLES, outputs
 
 OUTPUTS = outputs()
-# Server command, client command, and client output (None for the output on the page).
+# The commands of the server and the client, and the output of the client. None stands for the
+# output on the page.
 PAIRS: dict[str, tuple[str, str, str | None]] = {
     "cm_server": ("cm_server HOST 0", "cm_client HOST PORT", None),
     "pingpong": (

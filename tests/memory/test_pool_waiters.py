@@ -35,7 +35,7 @@ async def yield_loop() -> None:
 
 
 class Waiting:
-    """Pending leases. `order` lists the granted sizes in the order of arrival."""
+    """Starts leases and records the sizes of those granted, in order."""
 
     def __init__(self, pool: MemoryPool) -> None:
         self.pool = pool
@@ -70,7 +70,7 @@ BRIEF = 64 << 10
 
 @asynccontextmanager
 async def internal_requests(pool: MemoryPool, count: int) -> AsyncIterator[list[int]]:
-    """Run `count` tasks that keep making internal requests. Yield the number granted to each."""
+    """Run `count` tasks that repeat internal requests. Yield the list of their grant counts."""
     served = [0] * count
     over = asyncio.Event()
 

@@ -92,7 +92,7 @@ async def test_registrations_of_memoryviews_are_cached(
 
 
 class Elsewhere(bytearray):
-    """A bytearray subclass. Since Python 3.12, a subclass can export memory other than its own."""
+    """A bytearray subclass. It could define __buffer__() (PEP 688) to export other memory."""
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,7 @@ async def test_view_at_a_reused_address_is_registered_again(pd: verbs.Protection
     cache, count = small(pd), 0
     numbers: set[int] = set()
     places: set[tuple[int, int]] = set()
-    # Repeat until some addresses have been reused, because a sanitizer's allocator delays the reuse
-    # of freed memory.
+    # Repeat until addresses have been reused ten times. A sanitizer delays the reuse.
     while len(places) > count - 10 and count < 20_000:
         memory = bytearray(SIZE)
         view = memoryview(memory)

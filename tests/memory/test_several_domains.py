@@ -31,7 +31,7 @@ def other(context: verbs.Context) -> Iterator[verbs.ProtectionDomain]:
 def pools(
     pd: verbs.ProtectionDomain, other: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[MemoryPool, MemoryPool]]:
-    """One pool per domain, as on devices without a local DMA key."""
+    """A pool for each of two protection domains, on a device without a local DMA key."""
     monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
     first, second = (MemoryPool(domain, limit=64 << 20) for domain in (pd, other))
     yield first, second

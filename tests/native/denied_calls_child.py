@@ -84,7 +84,7 @@ def between_processes(work: Callable[[int], None]) -> None:
 
 
 def outcome(call: Call, error: int) -> str:
-    """Return "works", or the error of the first attempt that fails because `call` is denied."""
+    """Deny `call` and run the attempts. Return the first error, or "works" if there is none."""
 
     def work(writer: int) -> None:
         async def main() -> None:

@@ -42,7 +42,7 @@ def test_calling_conventions_match_the_c_return_types() -> None:
 
 
 def _call(convention: Convention, result: object, code: int = 0) -> Any:
-    """Call the checked form of a C function that returns `result` and sets errno to `code`."""
+    """Wrap a C function that returns `result` and sets errno to `code`, and call it."""
 
     def function(*arguments: object) -> object:
         if code:

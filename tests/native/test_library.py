@@ -68,8 +68,7 @@ def test_library_not_found_error_identifies_the_library_and_symbol() -> None:
     assert "something else" in str(_not_found(5, "something else"))
 
 
-# The test runs this program in a child process, because the test process has already imported the
-# modules.
+# This runs in a child process, because the test process has already imported the modules.
 _IMPORT = """
 import logging, os, threading
 def held():

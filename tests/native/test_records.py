@@ -67,7 +67,7 @@ def test_struct_formats_match_the_compiled_layouts(
     sizes = {"Q": 8, "I": 4, "H": 2}
     codes = struct.unpack(layout.format, bytes(layout.size))
     assert len(codes) == len(members)
-    # Set one field at a time at the compiler's offset. Only that field may read back nonzero.
+    # Write one field at a time at the compiler's offset. All other fields must read as zero.
     for index, (field, described) in enumerate(members):
         data = bytearray(layout.size)
         size = ffi.sizeof(described.type)

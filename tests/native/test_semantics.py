@@ -17,8 +17,8 @@ DEVICE = ROOT / "softdev" / "src"
 TESTS = ROOT / "softdev" / "tests"
 PAGE = ROOT / "softdev" / "docs" / "semantics.md"
 
-# Citations of IBTA volume 1: sections (in chapters 9 to 14, or marked IBTA), compliance statements
-# and annexes.
+# Matches citations of IBTA volume 1: sections, compliance statements and annexes. A section outside
+# chapters 9 to 14 is recognized only after "IBTA".
 CITED = re.compile(
     r"IBTA (?:vol 1, )?(?P<named>\d+\.\d+(?:\.\d+)*)"
     r"|\b(?P<section>(?:9|1[0-4])\.\d+\.\d+(?:\.\d+)*)\b"

@@ -143,7 +143,7 @@ class QueuePair:
         return told
 
     def reach(self, address: int, rkey: int, size: int, seed: int = 0) -> list[str]:
-        """Write to the peer's exposed memory, read it back, and atomically add to a word of it."""
+        """Write to the peer's memory, read it back, and add to a word in it atomically."""
         data = pattern(size, seed)
         self.put(0, data)
         with self.qp.batch() as batch:
@@ -183,7 +183,7 @@ class Agent:
         return self._listener.port
 
     async def serve(self) -> list[Any]:
-        """Accept one connection and echo its messages; return the peer's address."""
+        """Accept a connection and echo its messages in a task. Return its peer's address."""
         assert self._listener is not None
         self._conn = await self._listener.accept()
 
@@ -296,7 +296,7 @@ class Agent:
             return context.query_port().state.name
 
     async def watch(self) -> None:
-        """Collect the device's events from now on."""
+        """Start collecting the device's events."""
         self._events = aiordma.device_events(self._device)
 
     async def event(self) -> str:

@@ -25,8 +25,8 @@ from .namespaces import Namespace, Network, network
 
 ROOT = Path(__file__).parents[2]
 
-# Path timeout in seconds for tests in which no path is lost. Even a slow machine responds sooner.
-# The device's default is 20.
+# Path timeout in seconds for tests that do not lose a path. It is longer than the default of 20 to
+# allow for slow machines.
 PATIENCE = 60
 
 # Path timeout in seconds for tests that lose a path. Connecting must take less than half of it.
@@ -75,8 +75,8 @@ class AgentProcess:
     def __init__(self, namespace: Namespace, patience: int) -> None:
         self.namespace = namespace
         self.device = "embedded0"
-        # ACK timeout of a queue pair in seconds. It is rounded up, but all attempts together must
-        # still not take longer than the path timeout.
+        # ACK timeout of a queue pair in seconds. Even if rounding doubles it, its eight attempts
+        # take no longer than the path timeout.
         self.ack_timeout = patience / 16
         self.answers: dict[int, dict[str, Any]] = {}
         self._numbers = itertools.count(1)
@@ -125,7 +125,7 @@ class AgentProcess:
 
     def stop(self) -> None:
         """Stop the agent's process, and wait until all its threads have stopped."""
-        # This process ID is the agent's, because `ip netns exec` replaces itself with the command.
+        # This is the agent's PID, because `ip netns exec` replaces itself with the command.
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 

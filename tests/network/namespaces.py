@@ -52,7 +52,7 @@ class Namespace:
         return ip("-n", self.name, *words)
 
     def link(self, *words: str) -> None:
-        """Change a setting of this end of the cable: `up`, `down` or `mtu 1280`."""
+        """Run `ip link set` for this end of the cable, for example with `down` or `mtu 1280`."""
         self.ip("link", "set", self.cable, *words)
 
     def add(self, address: str) -> None:

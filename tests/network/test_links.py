@@ -132,7 +132,7 @@ def test_connection_has_a_rail_on_each_interface(
 
 
 def port_becomes(agent: AgentProcess, event: str, state: str) -> None:
-    """Check the next event that is not an address change, and check the port's new state."""
+    """Check the type of the next event, ignoring address changes, and the state of the port."""
     while (told := agent.call("event")) == "GID_CHANGE":
         pass
     assert told == event

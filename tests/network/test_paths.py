@@ -13,8 +13,8 @@ from .agent import SECONDS
 from .conftest import IMPATIENCE, Agents, Order, Start, address_of, connect, exchange, pair
 from .namespaces import Namespace, Network
 
-# This delay in seconds is long enough for TCP to lose a retransmission, but far shorter than the
-# path timeout.
+# A path is cut for this many seconds. TCP loses a retransmission in this time, but the path timeout
+# does not expire.
 A_WHILE = 1.0
 
 
@@ -127,8 +127,8 @@ def lost(order: Order, since: float) -> list[str]:
     assert kind == "ConnectionBrokenError", told
     assert "network has failed" in text, told
     assert cause != "None", told
-    # The kernel waits for half of the path timeout before its first probe. This idle period may
-    # have begun before the cut, so the error may come before the full timeout.
+    # The kernel sends its first probe after an idle period of half the path timeout. This period
+    # may have begun before the cut, so the error may come less than a path timeout after it.
     assert time.monotonic() - since > IMPATIENCE / 3, "sooner than it may"
     return told
 

@@ -31,7 +31,7 @@ class Driver:
         self.most = 0
 
     def __getattribute__(self, name: str) -> Any:
-        """Return the requested function, or a failing one for the name in `fails`."""
+        """Replace the CUDA function that `fails` names with one that always fails."""
         if name.startswith("cu") and name == self.fails:
             return lambda *_: INVALID
         return super().__getattribute__(name)

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.any_device
 
 FEW = 12
 
-# A marker for tests that do not depend on the event loop.
 one_loop = pytest.mark.one_loop
 
 
@@ -68,8 +67,8 @@ async def test_each_operation_and_metric_can_be_measured(
         assert result.completion == result.latency
     elif result.completion is not None:
         assert result.completion.count == FEW
-    # The operations took no more than the total time. A halved latency covers one of the two
-    # directions.
+    # The latencies cannot add up to more than the total time. A halved latency covers only one
+    # direction of a round trip.
     ways = 2 if asked.halved else 1
     assert ways * result.latency.mean * FEW <= result.seconds
 

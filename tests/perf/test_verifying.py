@@ -24,9 +24,8 @@ def other(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-# Each entry lists the operation, the queue pair type, the metric, and whether the wrong bytes are
-# the server's (otherwise the client's). The client receives the server's bytes only when it reads
-# them or when the server responds.
+# The operation, the queue pair type, the metric, and whether the wrong bytes are the server's. If
+# not, they are the client's. The server sends bytes only for reads and in latency measurements.
 WRONG = [
     (operation, qp, metric, serving)
     for operation in ("send", "write", "read", "stream")
@@ -125,7 +124,7 @@ BEGIN = wire.Begin("flood", 64, 1, False, [b""])
 async def opened(
     control: aiordma.Connection, device_name: str, server: PerfServer
 ) -> aiordma.Connection:
-    """Open a session and return its only connection, which the server will close."""
+    """Open a session, attach a connection to it, and return that connection."""
     await control.send(wire.pack(OPEN))
     response = await receive_response(control, wire.Opened)
     other = await aiordma.connect(server.listening.host, server.listening.port, device=device_name)

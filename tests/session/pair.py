@@ -33,8 +33,7 @@ from tests.session.provider import RAILS, Break, Provider
 from tests.transport.connection_factory import SMALL, ConnectionFactory, yield_loop
 
 STEP = 1e-6  # seconds, on average
-# Initial clock values in seconds. They simulate a booting machine, a machine that has been up for a
-# while, and a machine with an uptime of 300 days.
+# Initial values of the clock in seconds: at boot, a while later, and after 300 days.
 STARTS = 0.0, 1000.0, 26e6
 LEAD_ON = Failover._resume
 
@@ -62,7 +61,7 @@ class World:
         """The time of the last change of lead on either side."""
 
     def call_at(self, when: float, callback: Callable[[], object]) -> None:
-        """Schedule a callback in place of the lease thread, which runs parallel to the loop."""
+        """Schedule a callback. Outside this simulation, a separate lease thread calls it."""
         self.begun.setdefault(when, self.now)
         heapq.heappush(self._deadlines, (when, next(self._numbers), callback))
 
@@ -113,7 +112,7 @@ class PairLoop(VirtualLoop):
 
 
 class PairLink(NoLink):
-    """A link that, when closed, notifies the other side at a random later time."""
+    """A link whose other end learns of a close after a random delay."""
 
     def __init__(self, number: int) -> None:
         self.local_address, self.peer_address = ("192.0.2.1", number), ("192.0.2.1", 3 - number)
@@ -174,9 +173,9 @@ class PairFactory(ConnectionFactory):
                 await self.rest(first, second)
             breaks = [Break.drawn(chance, rail) for rail in self.breaking]
             if beside and 0 in self.breaking:
-                # Wait until both sides have another rail, because the connection would otherwise
-                # end when the lead breaks. Break only side 0, because an acceptor that is the only
-                # side to notice the break waits for the other side, which may have nothing to send.
+                # Unless both sides have another rail, the connection ends when the lead breaks.
+                # Break only side 0. If only the acceptor noticed a break, it would wait for the
+                # other side, which may have nothing to send.
                 for conn in (first, second):
                     while not conn._messages.failover.can_fail_over(elsewhere=False):
                         await yield_loop(1)
@@ -218,7 +217,7 @@ def check_credits(conn: Connection, other: Connection) -> None:
 
 
 def check_waits(conn: Connection, other: Connection) -> None:
-    """Check that nothing waits for an available resource when both sides are idle."""
+    """Check that idle sides have no work left that could continue."""
     it = conn._messages.figures()
     assert it["rendezvous"] <= other._messages.figures()["arrived"]
     if not conn._endpoint.driver.pool.statistics().waiting:
@@ -230,10 +229,10 @@ def check_waits(conn: Connection, other: Connection) -> None:
 
 
 def check_regions(conn: Connection, owner: Connection, world: World) -> None:
-    """Check that idle sides agree on their regions, and that the user's leases end first.
+    """Check that idle sides agree on their regions, and that no lease ends later for the user.
 
-    A grant may be lost with the lead although it was acknowledged, and is then sent again. The
-    leases that the owner started before the last change of lead are therefore not compared.
+    When the lead breaks, a grant may be lost even if it was acknowledged. It is then sent again, so
+    leases from before the last change of lead are not compared.
     """
     for number, region in list(conn._sharing.regions.used.items()):
         share = owner._sharing.regions.shares.get(number)

@@ -118,7 +118,7 @@ class When(Enum):
 
 @dataclass(slots=True, eq=False)
 class Break:
-    """A break of `rail` after `left` more work requests on it, or on all rails if `of_all`."""
+    """A failure of `rail` after `left` more work requests on it, or on any rail if `of_all`."""
 
     rail: int
     side: int  # of the device that fails
@@ -352,7 +352,7 @@ class Provider:
         self._break(due)
 
     def _due(self, queue: Queue) -> Break | None:
-        """Remove and return the break due at the queue's next work request, if any."""
+        """Count the next work request of a queue. Remove and return the break now due, if any."""
         due = None
         for each in self.breaks:
             if each.of_all or each.rail == queue.rail:

@@ -23,9 +23,10 @@ BLOCKS = 8
 
 
 def run_block(kinds: list[PairFactory], block: int, most: int, *more: tuple[Any, ...]) -> None:
-    """Run a block of seeds: every eighth seed below `most`, or of those in SESSION_SEEDS.
+    """Run every eighth seed below `most`, starting at `block`.
 
-    The seeds use the factories in `kinds` in turn. Every fourth seed uses encryption.
+    SESSION_SEEDS ("first:end") replaces the range of seeds. The seeds use the factories in `kinds`
+    in turn. Every fourth seed uses encryption.
     """
     first, last = map(int, os.environ.get("SESSION_SEEDS", f"0:{most}").split(":"))
     for seed in range(first + block, last, BLOCKS):

@@ -28,7 +28,7 @@ LEAD_SEEDS = tuple(map(int, os.environ.get("SESSION_SEEDS", "0:48").split(":")))
 async def writes(
     client: Connection, server: Connection, chance: random.Random, breaking: tuple[int, ...] = ()
 ) -> None:
-    """Run random operations. The rails in `breaking` break once both sides know the region."""
+    """Run random operations. The rails in `breaking` may fail once the region has been shared."""
     memory, expected = bytearray(2 * SIZE), np.zeros(SIZE, np.uint8)
     memory[SIZE:] = same = pattern(SIZE)
     found = np.frombuffer(memory, np.uint8)[:SIZE]

@@ -24,7 +24,7 @@ CHANNEL = 8
 ANY_ADDRESS = aiordma.Config(allow_other_addresses=True)  # used by further rails
 BROKEN = (aiordma.RDMAError, ConnectionError)
 
-# The programs tolerate all network faults. Connections also survive network faults, but not when a
+# Programs must cope with all of these faults. Connections survive network faults, but break when a
 # host is killed.
 LOSSY = testing.Link(loss=0.005, duplicate=0.005, reorder=0.02, jitter=50e-6)
 ROUGH = testing.FaultPlan(LOSSY, partitions=0.3, pauses=0.3, kills=0.3, until=6)
@@ -136,7 +136,7 @@ async def restarts(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> No
 
 
 async def leases(world: testing.World) -> None:
-    """Check that no write arrives after the owner's clock has reached the end of the lease."""
+    """Check that no write arrives after the lease has ended by the owner's clock."""
     history = testing.History()
 
     async def lend(conn: aiordma.Connection) -> None:
@@ -227,7 +227,7 @@ async def cut_short(chance: random.Random, work: Coroutine[Any, Any, Any]) -> bo
 
 
 async def talk(conn: aiordma.Connection, chance: random.Random) -> None:
-    """Check that messages are echoed unchanged and in order. Only cancelled ones may be missing."""
+    """Check that messages are echoed in order. Only those with a cancelled send may be missing."""
     sent, back = deque[tuple[bytes, bool]](), list[bytes]()
 
     async def take() -> None:
@@ -250,7 +250,7 @@ async def talk(conn: aiordma.Connection, chance: random.Random) -> None:
 
 
 async def use(conn: aiordma.Connection, chance: random.Random, counter: Any, place: Any) -> None:
-    """Check that a cancelled operation takes effect either before all later ones or not at all."""
+    """Check that a cancelled write or atomic never takes effect after a later operation."""
     least = most = 0
     for _ in range(chance.randrange(1, 9)):
         data = some_bytes(chance)
@@ -333,7 +333,7 @@ LENGTHS = 100, 1 << 20, 4 << 20
 
 
 async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None:
-    """Check that long messages arrive while a cable is cut, and that both cables are used again."""
+    """Check that messages arrive although cables are cut, and that both are used again later."""
     end = world.now + world.random.uniform(1, 4)
     options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS, "via": via}
     conns: list[aiordma.Connection] = []
@@ -392,7 +392,7 @@ async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None
 
 
 async def atomics(world: testing.World) -> None:
-    """Check that each atomic runs once or has an unknown outcome, although cables are cut."""
+    """Check that each atomic runs exactly once, or at most once if its outcome is unknown."""
     options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS}
     history, memory, draw = testing.History(), bytearray(8), world.random
 

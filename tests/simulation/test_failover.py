@@ -41,7 +41,7 @@ async def until_up(conn: aiordma.Connection, devices: int) -> None:
 
 @cache
 def seconds_for_two(via: str, devices: int, cut: int | None = None, after: float = 0) -> float:
-    """Send a long and a second message, and return the time until the second one has arrived."""
+    """Send a long message and a short one. Return the time until the short one has arrived."""
     arrived: list[float] = []
 
     async def main(world: testing.World) -> float:

@@ -16,8 +16,8 @@ import pytest
 
 from aiordma import testing
 
-# Valid histories as sequences of events. "w:write:1" begins operation w, "w." ends it, "r.1" ends
-# r with the result 1, and "w!" means that w is refused.
+# Consistent histories, written as events. "w:write:1" begins the operation w, "w." ends it, "r.1"
+# ends r with the result 1, and "w!" marks w as refused.
 GOOD = {
     "it begins as 0": "r:read r.0",
     "in order": "w:write:1 w. r:read r.1 v:write:2 v. s:read s.2",
@@ -44,7 +44,7 @@ GOOD = {
     "in time": "a:access a. b:access e:lease_ended b. c:access d:access d!",
     "an end that two have seen": "e:lease_ended f:lease_ended",
 }
-# Impossible histories, and the operations shown in the error.
+# Inconsistent histories, each with the operations that the error must show.
 BAD = {
     "lost": ("w:write:1 w. r:read r.0", "w r"),
     "from nowhere": ("w:write:1 w. r:read r.3", "w r"),
@@ -478,7 +478,7 @@ def test_failed_check_shows_host_and_time() -> None:
 
 
 def large(count: int, *, lost: float) -> testing.History:
-    """Return a history of eight clients. Operations have no end with probability `lost`."""
+    """Return a history of eight clients. Each operation remains open with probability `lost`."""
     draw, history, state, begun = random.Random(1), testing.History(), 0, list[Any]()
     for number in range(count):
         kind = draw.choice(["read", "write", "fetch_and_add", "compare_and_swap"])

@@ -763,7 +763,7 @@ def test_fault_plan_cuts_only_the_cables_of_the_listed_hosts() -> None:
 
 
 async def counts_twice(world: testing.World) -> None:
-    """Fail if the client is cut off at 5 s."""
+    """Fail if the client is cut off from the server after 5 s."""
     server = world.host("server")
     server.serve(echo)
     world.host("other")
@@ -1192,7 +1192,7 @@ def test_killed_program_runs_its_finally_blocks_before_simulate_ends() -> None:
 
 
 def objects_of_aiordma() -> Counter[type]:
-    """Count the live objects of aiordma, except for the connection statistics, which are kept."""
+    """Count live objects by aiordma class, without the statistics, which outlive simulations."""
     gc.collect()
     types = Counter(map(type, gc.get_objects()))
     for kept in (Statistics, _Event):
@@ -1226,7 +1226,7 @@ def test_simulation_leaks_no_objects_or_file_descriptors() -> None:
 
 
 def time_and_random_values() -> dict[str, Any]:
-    """Return the values of all functions that read a clock or random numbers, by name."""
+    """Call each function that uses a clock or randomness, and return the results by name."""
     by_name: dict[str, Callable[[], Any]] = {
         **{name: getattr(time, name) for name in ("gmtime", "localtime", "ctime", "asctime")},
         **{name: getattr(time, f"{name}_ns") for name in process.CLOCKS},
@@ -1366,7 +1366,7 @@ def test_patched_standard_library_functions_remain_usable() -> None:
         with here, there, socket.socket() as simulated:
             assert isinstance(here, socket.socket)
             assert simulated.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
-        # Replace and restore the SIGINT handler, as debuggers do.
+        # Debuggers replace and restore the SIGINT handler like this.
         signal.signal(signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
 
     before = platform.processor()

@@ -188,7 +188,7 @@ async def connecting() -> Any:
 
 @program
 async def an_end_with_bytes_that_were_not_read() -> Any:
-    """Close with and without unread data. Without it, the reset comes once the peer sends more."""
+    """Close with unread data, which resets the peer. Without it, only a further send does."""
     loop, found = asyncio.get_running_loop(), []
 
     async def send_on() -> None:

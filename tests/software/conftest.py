@@ -15,8 +15,8 @@ from aiordma import streams
 from tests.combinations import noting
 from tests.transport.connection_factory import UNTIMED
 
-# The counterpart of streams.EventLoop for uvloop. It is not a class statement, because uvloop's
-# type stubs contradict asyncio's.
+# The uvloop version of streams.EventLoop. A class statement would fail type checking, because
+# uvloop's type stubs contradict asyncio's.
 UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {})
 
 # Disable aiordma's time limits, which are only a few seconds long. The test's own time limit is

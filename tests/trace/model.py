@@ -19,7 +19,7 @@ from aiordma._trace.records import (
 
 
 def line(record: Record) -> str:
-    """Return the line that the device writes: time and type, then all non-default values."""
+    """Return the line that the device writes for a record. It omits fields with default values."""
     told = {"t": record.t, "type": record.TYPE}
     for each in fields(record):
         value = getattr(record, each.name)

@@ -31,7 +31,7 @@ async def share(conn: Connection) -> None:
 
 
 async def busy(conn: Connection) -> None:
-    """Share 1 MiB, then busy-wait without running the loop until the last byte has been written."""
+    """Share 1 MiB, then block the loop by busy-waiting until the peer has written the last byte."""
     with conn.alloc(1 << 20) as buffer:
         buffer.view[:] = bytes(1 << 20)
         await conn.send_region(buffer, access=ALL)

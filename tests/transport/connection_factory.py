@@ -27,13 +27,13 @@ E = TypeVar("E", bound=BaseException)
 
 ALL = Rights.READ | Rights.WRITE | Rights.ATOMIC
 
-# Time limit in seconds that no test reaches, even on the slowest machine (see `limits_pass`).
+# A time limit in seconds that no test reaches. Tests of time limits call `limits_pass` instead.
 NEVER = 1e6
 
 # No call times out, so no result depends on whether a busy machine meets a time limit.
 UNTIMED = Config(connect_timeout=NEVER, handshake_timeout=NEVER, close_timeout=NEVER, lease=None)
 
-# A connection that needs few resources and soon reaches every limit, except for time limits.
+# Small limits save resources and are reached quickly. The time limits remain disabled.
 SMALL = replace(
     UNTIMED,
     eager_size=1024,
@@ -102,7 +102,7 @@ async def when_limits_pass(awaitable: Awaitable[T]) -> T:
 
 @dataclass(frozen=True)
 class ConnectionFactory:
-    """A factory for connections. `slow` is the permitted slowdown compared to embedded devices."""
+    """A factory for connections. `slow` scales time limits, and is 1 for embedded devices."""
 
     device: str
     host: str
@@ -119,7 +119,7 @@ class ConnectionFactory:
 
     @property
     def where(self) -> dict[str, Any]:
-        """The options of `connect`, and of `listen` in tests that use one device for both ends."""
+        """The options of `connect`. They also suit `listen` if both ends use the same device."""
         where: dict[str, Any] = {"device": self.device, "via": self.via}
         if self.auth is not None:
             where.update(auth=self.auth, encrypt=self.encrypt)
@@ -134,12 +134,12 @@ class ConnectionFactory:
 
     @property
     def loses_work(self) -> bool:
-        """Whether a connection may continue although operations were not executed."""
+        """Whether a connection may lose operations and still continue."""
         return False
 
     @property
     def cancel_points(self) -> list[int]:
-        """Numbers of loop iterations before cancellation, from 0 to past an operation's end."""
+        """Numbers of loop iterations after which tests cancel an operation."""
         return [0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 40] if self.slow == 1 else [0, 1, 3, 8, 20]
 
     def within(self, seconds: float) -> asyncio.Timeout:
@@ -147,7 +147,7 @@ class ConnectionFactory:
         return asyncio.timeout(seconds * self.slow * BUSY)
 
     async def rest(self, *conns: Connection) -> None:
-        """Let both sides become idle. Subclasses that can inspect them also check their state."""
+        """Let both sides become idle. Subclasses may also check their state."""
         await yield_loop(1)
 
     async def both(
@@ -249,7 +249,7 @@ async def barrier(conn: Connection) -> None:
 
 
 async def at_rest(*conns: Connection) -> None:
-    """Wait until no work is outstanding. Until then, frames in flight hold pool blocks."""
+    """Wait until no work is outstanding, because frames in flight hold pool blocks."""
     while any(conn._queue.outstanding for conn in conns):
         await yield_loop(1)
 
@@ -268,7 +268,7 @@ async def give(
 
 
 def forged(conn: Connection, token: RegionToken) -> RemoteRegion:
-    """Open a region with a token that `open_region` rejects. The peer's device must reject it."""
+    """Open a region without checking its token, so that only the peer's device can reject it."""
     return conn._sharing.regions.use(RemoteRegion(conn._sharing, token, lent=False), granted=False)
 
 
@@ -301,7 +301,7 @@ def closed_port(host: str) -> Iterator[int]:
 
 
 def pool_statistics(conn: Connection) -> PoolStatistics:
-    """Return the statistics of the pool that this loop's connections to the device share."""
+    """Return the statistics of the pool that serves the connection's loop and device."""
     return conn._endpoint.driver.pool.statistics()
 
 

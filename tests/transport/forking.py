@@ -104,7 +104,7 @@ async def ended(pid: int) -> int:
 
 
 def uses_what_it_inherited(parent: Parent) -> None:
-    """Check that inherited objects reject every use, and that closing them has no effect."""
+    """Check that using inherited objects fails, and that closing them has no effect."""
     conn = parent.conn
 
     async def use() -> None:
@@ -129,7 +129,7 @@ def uses_what_it_inherited(parent: Parent) -> None:
 
 
 def has_its_own(parent: Parent) -> None:
-    """Check that the child can open connections within itself and to its parent."""
+    """Check that the child can open connections to itself and to its parent."""
 
     async def main() -> None:
         factory = parent.factory
@@ -149,7 +149,7 @@ def run(main: Any) -> None:
 
 
 def is_refused(parent: Parent) -> None:
-    """Check that the connection manager rejects the child, and that via='tcp' works."""
+    """Check that the child can use via='tcp' but not the connection manager."""
 
     async def main() -> None:
         factory = parent.factory
@@ -182,7 +182,7 @@ async def forks(factory: ConnectionFactory, *children: Callable[[Parent], None])
 
 
 def exits(factory: ConnectionFactory) -> None:
-    """Let children exit like programs, which finalizes the inherited objects in any order."""
+    """Let children exit normally, which finalizes the inherited objects in any order."""
     loop = asyncio.new_event_loop()
     opened = Parent.open(factory)
     parent = loop.run_until_complete(opened.__aenter__())
@@ -218,7 +218,7 @@ async def grandchildren(factory: ConnectionFactory) -> None:
 
 
 async def outlived(factory: ConnectionFactory) -> None:
-    """Serve until killed. Print the port and the PID of a child that lives until stdin ends."""
+    """Print the PID of a child that waits for stdin, then the port, and serve until killed."""
     async with Parent.open(factory) as parent:
         say(forked(lambda: (os.read(0, 1), None)[1]))
         say(parent.server.port)

@@ -41,8 +41,8 @@ EAGER = SMALL.eager_size - HEADER_SIZE
 STAGED = 64 << 10
 SIZES = (0, 1, 8, 200, EAGER - 1, EAGER, EAGER + 1, 5000, STAGED, STAGED + 1, 200_000)
 
-# The layout of each side's shared memory: two words for atomics, constant bytes, and cells. Each
-# cell is written at most once.
+# The offsets of two atomic words, constant bytes and cells in each side's shared memory. Each cell
+# is written at most once.
 SUM, WORD, CONSTANT, CELLS = 0, 8, 64, 64 + STAGED + 1
 ARENA = 2 << 20
 ENDED = (ConnectionClosedError, ConnectionBrokenError)
@@ -72,8 +72,8 @@ CUT = (
 HOLD = ("no", "no", "message", "view", "forgotten")
 TURNS = (1, 1, 2, 3, 5, 10, 20)
 
-# The steps, with the values from which their arguments are drawn. A step that is listed twice is
-# twice as likely. If the values are wrapped in a list, the argument is a list of up to four values.
+# The steps, each with the possible values of its arguments. A step listed twice is twice as likely.
+# For values wrapped in a list, the argument is a list of up to four of them.
 STEPS: tuple[tuple[Any, ...], ...] = (
     ("send", SIZES, IMMS, SOURCES),
     ("send_nowait", SIZES, IMMS),
@@ -131,7 +131,7 @@ def drawn(chance: random.Random, most: int, steps: Sequence[tuple[Any, ...]]) ->
 
 
 def crossing(chance: random.Random) -> Program:
-    """Return a program whose sides use up their receives, then borrow and receive concurrently."""
+    """Return a program in which each side sends, and then borrows and receives concurrently."""
     program: Program = []
     for _ in range(chance.randrange(1, 4)):
         count, taken = chance.choices((1, 4, 6), k=2)
@@ -202,7 +202,7 @@ class Cell:
 
 @dataclass
 class Common:
-    """The expected state of the words that one side's atomics change in the peer's memory."""
+    """The expected results of one side's atomic operations on the peer's memory."""
 
     numbers: int = 0
     added: list[int] = field(default_factory=list)
@@ -263,19 +263,19 @@ class End:
     def start_steady(self, step: Coroutine[Any, Any, None]) -> None:
         """Start a step that must not be cancelled.
 
-        Cancelling a share would end it while the peer may use it, which breaks the connection. A
-        cancelled `close` might not have started.
+        Cancelling a share would revoke it while the peer may still use it, which breaks the
+        connection. A cancelled `close` may never have run.
         """
         self.start(step)
         self.steady.add(self.tasks[-1])
 
     def start_receiving(self, step: Coroutine[Any, Any, None]) -> None:
-        """Start a step that may wait for more messages than the peer sends."""
+        """Start a receiving step. `drain` cancels it if the peer sends too few messages."""
         self.start(step)
         self.receiving.append(self.tasks[-1])
 
     async def empty(self) -> None:
-        """Receive the messages and buffers left on the ended connection, and release all memory."""
+        """Release all memory after the connection ended, including unreceived messages."""
         self.release_all()
         with suppress(*ENDED):
             while True:
@@ -436,7 +436,7 @@ class End:
             await yield_loop(1)
 
     async def exhaust(self, turns: int) -> None:
-        """Hold all remaining pool memory for the given number of loop iterations."""
+        """Hold all free pool memory for `turns` loop iterations."""
         held = take_all(self.conn) if self.may_wait else []
         try:
             await yield_loop(turns)
@@ -581,7 +581,7 @@ class End:
     # ---- the end ---------------------------------------------------------------------------------
 
     def check_share(self) -> None:
-        """Check that a share without a lease lasts as long as the connection."""
+        """Check that a share without a lease is valid while the connection is open."""
         if self.conn._state is ConnectionState.OPEN and not self.is_leased:
             assert self.share is not None
             assert not self.share.revoked, "a region has ended by itself"
@@ -602,11 +602,12 @@ class End:
     def check(self, *, complete: bool, closed: bool) -> None:
         """Check that the peer received exactly the messages that this side sent.
 
-        If the connection ended early, `complete` is False. If it was not aborted either (`closed`),
-        every message before the first unconfirmed one must have arrived.
+        `complete` is False if the connection ended early, and `closed` is True if it was not
+        aborted. A closed connection must have delivered every message before the first unconfirmed
+        one.
         """
-        # Cancelled messages may be missing, and two messages may have equal bytes. `received`
-        # therefore contains every possible number of messages received so far.
+        # `received` holds all possible numbers of messages received so far. The number is ambiguous
+        # because cancelled messages may be missing, and messages may have equal bytes.
         received = {0}
         for sent in self.sent:
             closed = closed and sent.end == "sent"
@@ -639,7 +640,7 @@ async def cancel_after(turns: int, task: asyncio.Future[None]) -> None:
 
 
 async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Program) -> None:
-    """Start each step in order. Other tasks run only during "turns" and "rest" steps."""
+    """Start the steps in order. Only "turns" and "rest" steps let other tasks run."""
     for name, side, *arguments in program:
         end = ends[side]
         match name:
@@ -682,7 +683,7 @@ async def run_seed(
 ) -> None:
     """Run a random program with a random configuration, and check the final state.
 
-    Programs may end the connection themselves. Each program can also contain the steps in `more`.
+    The program may end the connection. `more` lists additional steps to draw from.
     """
     chance = random.Random(seed)
     config = replace(
@@ -772,10 +773,9 @@ def tasks_of(ends: tuple[End, End]) -> list[asyncio.Future[None]]:
 def check_pool(*ends: End) -> None:
     """Check that no pool block has leaked.
 
-    A connection keeps its receives, the larger blocks that will replace them, and spare blocks for
-    control messages. With several rails, it also keeps the frames in the journal and one receive
-    for each rail except the lead. More blocks may be leased if memory is shared, or if it was
-    handed over but not received.
+    Each connection keeps its receives, their larger replacements, and spare blocks for control
+    messages. With several rails, it also keeps the frames in the journal and one receive for each
+    rail except the lead. Shares and buffers handed over but not received may keep more blocks.
     """
     names = ("receives", "larger_blocks", "spare_blocks")
     kept = sum(figures(end.conn)[name] for end in ends for name in names)

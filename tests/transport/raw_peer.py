@@ -95,7 +95,7 @@ def acknowledgement(request_id: int, status: int = 0) -> bytes:
 
 
 class Memory:
-    """The registered send and receive buffers of a queue pair."""
+    """The registered memory from which a queue pair sends and into which it receives."""
 
     def __init__(self, pd: verbs.ProtectionDomain) -> None:
         self.sends = pd.reg_mr(DEPTH * SLOT)
@@ -195,7 +195,7 @@ class RawPeer:
                     self.frames.put_nowait((kind, data[HEADER_SIZE:]))
 
     async def send_data(self, content: bytes) -> None:
-        """Send one message like an honest peer: wait for a credit and return the credits owed."""
+        """Send a message as soon as there is a credit, and return the control credits owed."""
         while not self.credits:
             self._more_credits.clear()
             await self._more_credits.wait()
@@ -218,7 +218,7 @@ class RawPeer:
                 self.give_back()
 
     def give_back(self) -> None:
-        """Send any control credits owed in a separate frame."""
+        """Return the control credits owed, if any, in a CREDIT frame."""
         back, self.owed = self.owed, 0
         if back:
             self.send(frame(FrameKind.CREDIT, control=back))
@@ -353,7 +353,7 @@ FIRST_PORT = 14792
 
 
 def server_for_queue_pairs(host: str) -> socket.socket:
-    """Listen on a port that belongs to queue pair numbers which no device assigns."""
+    """Listen on a free port among the data ports that no device uses."""
     for port in range(FIRST_PORT + 1023, FIRST_PORT + 999, -1):
         try:
             return socket.create_server((host, port))
@@ -364,7 +364,7 @@ def server_for_queue_pairs(host: str) -> socket.socket:
 
 
 def endpoint_at(address: str, port: int = FIRST_PORT + 1023) -> bytes:
-    """Return an endpoint whose queue pair number is so high that the other side connects to it."""
+    """Return an endpoint whose high queue pair number makes the other side connect to it."""
     return Endpoint(
         gid=verbs.GID.from_ip(address).raw,
         qp_num=(port - FIRST_PORT) << 14 | 0x3FFE,
@@ -395,7 +395,8 @@ class Stranger:
     ) -> AsyncIterator[Stranger]:
         """Yield a client that has sent its offer and received the response.
 
-        The server has to open the data link. With `key`, the client has also sent a valid ticket.
+        Its queue pair number leaves opening the data link to the server. With `key`, the client has
+        also sent a valid ticket.
         """
         reader, writer = await asyncio.open_connection(factory.host, port)
         try:
@@ -461,8 +462,7 @@ class RawId:
 
 
 def parameters(data: bytes) -> cm.ConnectionParameters:
-    # The requester's retry count applies to both sides. On rdma_rxe, a count of 7 means unlimited
-    # retries.
+    # Both sides use the requester's retry count. On rdma_rxe, 7 means unlimited retries.
     return cm.ConnectionParameters(
         data, responder_resources=4, initiator_depth=4, retry_count=DEFAULT.retry_count
     )

@@ -176,7 +176,7 @@ async def test_unusable_memory_is_rejected_without_side_effects(factory: Connect
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    """Provide a memfd in place of a dma-buf, because only another device can export a dma-buf."""
+    """Provide a memfd as a substitute for a dma-buf, which only device drivers can export."""
     fd = os.memfd_create("aiordma-test")
     os.truncate(fd, 4 * LONG)
     yield fd

@@ -289,7 +289,7 @@ def add_in_place(remote: Any) -> None:
     remote[0] += 1
 
 
-# Operations that would have to fetch elements without an `await`.
+# Operations that need the values of elements, which only an `await` can fetch.
 TAKES_ELEMENTS: list[Callable[[Any], object]] = [
     *(iter, reversed, bytes, bool, round, np.asarray, lambda it: int(it[0, 0]), lambda it: 1 in it),
     *(lambda it: it @ it, lambda it: divmod(1, it), lambda it: it != 1, lambda it: it > 1),

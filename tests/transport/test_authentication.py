@@ -93,7 +93,7 @@ async def test_connect_fails_when_auth_keys_differ(
     async with await listening(factory, theirs) as listener:
         error = await ends(dial(factory, listener.port, ours), AuthenticationError)
         assert isinstance(error, ConnectionRefusedError)
-        # `accept` never returned the rejected connection, and the listener still works.
+        # The next `accept` must return the new connection, not the rejected one.
         await replace(factory, auth=theirs).works(listener)
 
 
@@ -121,7 +121,7 @@ def admitted(
 def stranger(
     factory: ConnectionFactory, listener: Listener
 ) -> AbstractAsyncContextManager[Stranger]:
-    """Connect a peer that has a valid ticket but no queue pair."""
+    """Connect a bootstrap client that sends a valid ticket but has no queue pair."""
     return Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY)
 
 
@@ -245,9 +245,9 @@ async def test_silent_handshake_times_out_without_blocking_other_clients(
 
 @contextmanager
 def no_resources_created(listener: Listener) -> Iterator[None]:
-    """Check that the listener creates no queue pair and no memory.
+    """Check that the listener allocates nothing.
 
-    It would have to call `Acceptor.reserve_place` first.
+    Every allocation is preceded by a call of `Acceptor.reserve_place`.
     """
     with mock.patch.object(listener._acceptor, "reserve_place") as reserve_place:
         yield

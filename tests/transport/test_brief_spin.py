@@ -37,12 +37,12 @@ class Turns:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let brief spins last for the maximum of one millisecond."""
+    """Extend brief spins to their maximum of one millisecond."""
     monkeypatch.setattr(completion_reader, "BRIEF_SPIN_US", 1_000_000)
 
 
 def look_until_it_completes(conn: Connection) -> None:
-    """Make brief spins last until a completion arrives, as they do on a fast machine."""
+    """Repeat each brief spin until a completion arrives, however slow the machine is."""
     wakeups = conn._endpoint.driver.table.wakeups
     look = wakeups.brief_spin
     assert look

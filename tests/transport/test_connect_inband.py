@@ -75,7 +75,7 @@ async def first(
 
 
 async def next_of(factory: ConnectionFactory, listener: Listener) -> tuple[Connection, Connection]:
-    """Open another connection. Close accepted connections that earlier clients have abandoned."""
+    """Open another connection, and close any abandoned connections that are accepted first."""
     client = await factory.connect(listener.port, replace(SMALL, connect_timeout=1000))
     while True:
         server = await listener.accept()
@@ -245,7 +245,7 @@ async def test_inband_connect_is_rejected_after_the_listener_closed(
 
 
 async def never_arrives(channel: ControlChannel, member: GroupMember) -> None:
-    """Wait forever. This function replaces `first_arrival`."""
+    """Wait forever, as a replacement for `first_arrival`."""
     await asyncio.Event().wait()
 
 

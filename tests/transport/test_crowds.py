@@ -28,7 +28,8 @@ from .marks import by_cm, one_loop
 pytestmark = pytest.mark.any_device
 
 
-# The number of silent peers that share one address. As many others each have a separate address.
+# The number of silent peers that share one address, and the number of those with separate
+# addresses.
 CROWD = 1000
 
 

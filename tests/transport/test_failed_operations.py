@@ -34,7 +34,7 @@ ADVICE = (
 
 
 async def withdrawn(owner: Connection, user: Connection, memory: Buffer) -> RemoteRegion:
-    """Return a region whose key was revoked without telling its user."""
+    """Revoke the key of a shared region without notifying the user, and return the region."""
     share, region = await give(owner, user, memory)
     del user._sharing.regions.used[region.token.region_id]
     share.revoke()

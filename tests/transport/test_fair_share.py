@@ -13,7 +13,7 @@ LIMIT = 16  # each network's share is two
 
 
 def first(_: int) -> int:
-    """Choose the oldest peer, in place of a random choice."""
+    """Choose index 0, which is the oldest peer."""
     return 0
 
 

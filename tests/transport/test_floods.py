@@ -37,7 +37,7 @@ REQUESTS: dict[str, Callable[[int], protocol.Message]] = {
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower the limit on unanswered messages, which every connection reads when it starts."""
+    """Lower the limit on unanswered messages before any connection is created."""
     monkeypatch.setattr(protocol, "MAX_UNANSWERED", FEW)
 
 
@@ -54,8 +54,8 @@ async def test_connection_ends_when_the_peer_withholds_response_credits(
             for back in (int(round > 1), 0):
                 number += 1
                 peer.send(frame(FrameKind.CONTROL, protocol.encode(ask(number)), control=back))
-            # Each frame from the connection gives the peer new credits. After the first few rounds,
-            # these frames are no longer responses.
+            # Wait for a frame, which gives the peer new credits. After the first few rounds, it is
+            # no longer a response.
             await frame_or_end(peer, ended)
             most = max(most, figures(conn)["controls_waiting"])
             if conn.closed:

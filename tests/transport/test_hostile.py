@@ -71,9 +71,9 @@ REMOTE_READ = verbs.AccessFlags.REMOTE_READ
 async def victim(
     factory: ConnectionFactory, config: Config = SMALL
 ) -> AsyncIterator[tuple[Connection, RawPeer]]:
-    """Yield a connection and its hostile peer. Another connection must not be affected.
+    """Yield a connection and its hostile peer, and check that other connections are unaffected.
 
-    However the connection ends, its memory must return to the pool.
+    The connection's memory must return to the pool, however the connection ends.
     """
     async with factory.witness() as witness:
         before = pool_statistics(witness.client).leases
@@ -82,7 +82,8 @@ async def victim(
         with suppress(ConnectionBrokenError, ConnectionClosedError, ProtocolError):
             await drain(conn)
         if factory.via == "cm":  # "tcp" opens the device again and has a separate pool
-            # The count is lower if a witness frame was in flight when `before` was read.
+            # `before` may include a frame that the witness had in flight, so the count can be lower
+            # now.
             assert pool_statistics(witness.client).leases <= before
         async with factory.pair() as (client, server):
             await check_alive(client, server)
@@ -501,7 +502,7 @@ async def test_recv_cost_does_not_grow_with_unfetched_messages(factory: Connecti
     config = replace(SMALL, data_receives=32, eager_size=2048, max_eager_size=2048)
 
     async def cost(*behind: bytes) -> float:
-        """Return the CPU time of receiving all messages that precede the frames in `behind`."""
+        """Return the CPU time of receiving 31 bundles that precede the frames in `behind`."""
         async with victim(factory, config) as (conn, peer):
             peer.send(*[frame(BUNDLE, bytes(8 * 128))] * 31, *behind)
             while figures(conn)["arrived"] < 31 * 128 + len(behind):

@@ -110,7 +110,7 @@ async def test_keep_alive_sends_no_probe_during_traffic(factory: ConnectionFacto
         assert keep_alive
 
         def it_is_time() -> bool:
-            """Return whether a keep-alive check sends a probe now."""
+            """Run a keep-alive check, and return whether it sends a probe."""
             keep_alive._timer.cancel()
             keep_alive._check()
             return any(isinstance(work, Probe) for work in client._queue.outstanding_work())

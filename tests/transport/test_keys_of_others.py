@@ -78,11 +78,11 @@ OPCODES = [
     WROpcode.ATOMIC_FETCH_AND_ADD,
 ]
 
-# A queue pair without the access right may report an invalid request instead (IBTA volume 1,
+# A queue pair that lacks the access right may also report an invalid request (IBTA volume 1,
 # clause 9.7.4.1.4).
 REFUSED = {verbs.WCStatus.REM_ACCESS_ERR, verbs.WCStatus.REM_INV_REQ_ERR}
 
-# With `via="tcp"` the queue pair is not even connected, so retries run out.
+# With `via="tcp"`, the victim's queue pair is not connected before the proof, so retries run out.
 NOT_PROVED = {"cm": REFUSED, "tcp": {verbs.WCStatus.RETRY_EXC_ERR}}
 
 vias = pytest.mark.parametrize("via", ["cm", "tcp"])
@@ -314,12 +314,12 @@ async def test_long_message_key_is_refused_on_another_connection(
 
 
 def acknowledge(peer: RawPeer, request_id: int, key: int) -> None:
-    """Send the acknowledgement, which invalidates the window with this key."""
+    """Send an acknowledgement that invalidates the window with this key."""
     peer.send_invalidating(acknowledgement(request_id), key)
 
 
 def end_before(peer: RawPeer, request_id: int, pieces: list[Piece]) -> None:
-    """Invalidate the window with another frame before sending the acknowledgement."""
+    """Invalidate the window with a data frame, then send the acknowledgement."""
     peer.send_invalidating(frame(FrameKind.DATA, b"x"), pieces[0].rkey)
     peer.send(acknowledgement(request_id))
 

@@ -31,7 +31,7 @@ now = MACHINE.now
 
 
 def thread_ends() -> None:
-    """Wait until the lease thread has ended, which it does when no deadline is pending."""
+    """Wait until the lease thread has ended. It ends when no deadline is pending."""
     limit = time.monotonic() + 10 * BUSY
     while (thread := lease_thread._thread) is not None and thread.is_alive():
         assert time.monotonic() < limit

@@ -166,7 +166,8 @@ async def test_pool_too_small_for_a_connection_raises_quota_error(
 ) -> None:
     """The fixtures check that nothing stays behind."""
     async with await factory.listen() as listener:
-        # Both ends share the loop's pool. With "tcp", the listener's end runs out of memory first.
+        # Both ends share the loop's pool. With "tcp", the listener's end runs out first and closes
+        # the bootstrap socket.
         kind = QuotaError if factory.via == "cm" else ProtocolError
         with pytest.raises(
             kind, match="pool_limit" if kind is QuotaError else "closed the bootstrap"
@@ -418,7 +419,7 @@ async def test_data_on_the_socket_after_bootstrap_breaks_the_connection(
 
 
 def wake_ups() -> int:
-    """Return how often the threads of this process have blocked."""
+    """Return the number of voluntary context switches of this process's threads."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has ended
@@ -493,7 +494,8 @@ async def test_both_sides_can_close_at_the_same_time(factory: ConnectionFactory)
 async def live_and_die(factory: ConnectionFactory, number: int) -> Node[Any] | None:
     """Close a connection while the device refuses to destroy one object.
 
-    Skip `number` objects first. Return the refused object, or None if there were too few objects.
+    The device destroys `number` other objects first. Return the refused object, or None if there
+    were no more objects.
     """
     kept: dict[Node[Any], None] = {}
     refused: Node[Any] | None = None
@@ -526,7 +528,7 @@ async def live_and_die(factory: ConnectionFactory, number: int) -> Node[Any] | N
                 conn.abort()
                 await conn.close()
     assert len(client._queue.table) == 0 or (refused and refused.kind == "QueuePair")
-    # The refused object keeps its parents open, and a bound window keeps its region open.
+    # The parents of the refused object stay open too, and a bound window keeps its region open.
     assert {child for node in kept for child in node.children} <= set(kept)
     for node in kept:
         node.close()

@@ -127,7 +127,7 @@ async def test_ipv6_network_counts_as_one_host() -> None:
 
 
 async def share_unaccepted_regions(client: Connection, server: Connection, count: int) -> None:
-    """Share regions that the server does not accept. Raise the error that closes its connection."""
+    """Send regions that the server never receives. Raise the error that closes its connection."""
     with client.alloc(8) as buffer:
         for _ in range(count):
             await client.send_region(buffer)

@@ -391,8 +391,8 @@ LEFT: dict[str, Left] = {
 }
 
 
-# Only these cases are tested with uvloop. When uvloop is closed, it runs its tasks and reports any
-# that are still waiting.
+# The test starts no task that is left waiting in these cases. uvloop is tested only with them,
+# because closing a uvloop loop runs its tasks and reports those that are still waiting.
 WITHOUT_TASKS = ("everything", "aborted", "not accepted", "many", "servers")
 
 

@@ -15,8 +15,8 @@ from aiordma.testing import Held
 from .connection_factory import SMALL, ConnectionFactory, echo, pattern, pool_statistics, yield_loop
 from .marks import one_loop
 
-# Other devices are tested in a virtual machine, which opens only about ten connections per second
-# and whose device supports only a few.
+# Other devices are tested in a virtual machine. It opens only about ten connections per second, and
+# its device supports only a few.
 IN_A_ROW = {"embedded0": 1000}
 FEWER_IN_A_ROW = 60
 # The number of bytes by which this process may grow. Heap fragmentation stays below this limit, but

@@ -51,7 +51,7 @@ class Scene(NamedTuple):
     ports: dict[str, int]
 
     def at(self, call: Callable[..., Awaitable[object]], *more: Any, **options: Any) -> Any:
-        """Call a function that connects or listens, with the scene's address."""
+        """Call `call` with the scene's host and device. `options` override the defaults."""
         where: dict[str, Any] = {"device": self.factory.device, "config": PATIENT}
         return call(self.factory.host, *more, **(where | options))
 
@@ -249,8 +249,7 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
         (ProtocolError, RejectedError),
         OTHER_TCP,
     ),
-    # The listener may reject the request or hang up. ConnectionManagerError covers both, because it
-    # is the base class of RejectedError.
+    # The listener may reject the request or disconnect. RejectedError is a ConnectionManagerError.
     "cm at a listener of tcp": (connects("tcp"), ConnectionManagerError, OTHER_CM),
     "web server, tcp": (
         connects("web", via="tcp"),

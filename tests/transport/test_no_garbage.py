@@ -37,7 +37,7 @@ Call = Callable[[ConnectionFactory], Coroutine[Any, Any, object]]
 
 
 async def fails(awaitable: Awaitable[object]) -> None:
-    """Check that the awaitable fails, and drop the error, as a program that retries would."""
+    """Check that the awaitable fails, and drop the error."""
     try:
         await awaitable
     except (Exception, asyncio.CancelledError):
@@ -173,7 +173,7 @@ async def batch(conn: Connection, source: RemoteRegion, target: bytearray) -> No
 
 
 async def revoked_key(factory: ConnectionFactory) -> None:
-    """Fail operations while the frame of their caller refers to the connection."""
+    """Fail operations on a revoked key while the calling frame refers to the connection."""
     for call in (read, write, add, batch):
         for size in (64, 1 << 17):
             client, server = await pair(factory)
@@ -186,7 +186,7 @@ async def revoked_key(factory: ConnectionFactory) -> None:
 
 
 async def progress_fails(factory: ConnectionFactory) -> None:
-    """Raise in `progress` while the last part of the write waits for a credit."""
+    """Raise in the progress callback while the last part of a write waits for a credit."""
 
     def progress(_: int) -> None:
         raise ValueError("meant")

@@ -24,7 +24,7 @@ def one_sided(counts: Statistics) -> tuple[int, int]:
 
 
 def from_the_peer(connection: Connection) -> tuple[int, int]:
-    """Return the bytes the peer read and wrote here, or zeros if the device does not count them."""
+    """Return the bytes of local memory read and written by the peer, or zeros if uncounted."""
     counts = connection.statistics()
     total = counts.peer_bytes_read, counts.peer_bytes_written
     (rail,) = connection.rails

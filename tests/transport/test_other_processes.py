@@ -124,8 +124,8 @@ async def broken_soon(
     """Check that the connection breaks, and that every error names the likely cause."""
     results = await asyncio.gather(*work, return_exceptions=True)
     await conn.wait_closed()
-    # While cleaning up after the peer, the kernel may release its memory before its queue pair. The
-    # operation in flight is then refused, which ends the connection.
+    # The kernel may release the killed peer's memory before its queue pair. The peer's device then
+    # rejects the operation in flight, which also ends the connection.
     refused = [result for result in results if isinstance(result, WorkCompletionError)]
     assert len(refused) <= (factory.device != EMBEDDED), refused
     others = [result for result in results if result not in refused]

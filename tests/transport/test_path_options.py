@@ -24,7 +24,7 @@ BY_TCP: dict[str, Any] = {"path_mtu": 512, "pkey": 0xFFFF, "hop_limit": 17, "ser
 
 @pytest.fixture
 def hop_limit(deviations: frozenset[str]) -> Callable[[int], int]:
-    """Provide a function that maps a requested hop limit to the one the queue pair uses."""
+    """Provide a function that returns the effective hop limit for a requested one."""
     return lambda asked: (
         64 if "the kernel takes the hop limit of the route" in deviations else asked
     )

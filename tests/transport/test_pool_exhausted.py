@@ -52,7 +52,7 @@ class Held:
         self._buffers = take_all(conn)
 
     async def until_waiting(self, count: int) -> None:
-        """Wait until `count` tasks wait for memory and both ends have handled earlier messages."""
+        """Wait for `count` tasks to need memory, and for both ends to process earlier messages."""
         while self._conn.pool_statistics().waiting < count:  # noqa: ASYNC110 - nothing tells it
             await asyncio.sleep(0)
         with pytest.raises(RequestRefusedError, match="limited"):

@@ -12,7 +12,7 @@ import pytest
 from conftest import kind_of
 from tests.processes import run_python
 
-# Tests of data transfer over rails, including failover, are repeated on each kind of device.
+# These files transfer data over rails and are run on each kind of device. The others are run once.
 ON_OTHERS = ("test_failover", "test_striped", "test_striped_operations")
 
 

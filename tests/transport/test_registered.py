@@ -34,9 +34,9 @@ Registered: TypeAlias = verbs.MemoryRegion | Opened
 
 @pytest.fixture
 def registrations(monkeypatch: pytest.MonkeyPatch) -> list[Registered]:
-    """Collect every registration of memory that the library did not allocate.
+    """Collect the registrations of memory that the library did not allocate.
 
-    No key covers all memory here, as on a device that pins pages.
+    The key that covers all local memory is disabled, as on a device that pins pages.
     """
     made: list[Registered] = []
 
@@ -134,7 +134,7 @@ async def test_memoryview_is_registered_once_for_repeated_transfers(
         assert rights(registrations).count(verbs.AccessFlags.LOCAL_WRITE) == 1
         statistics = client.registration_statistics()
         assert (statistics.registrations, statistics.bytes) == (1, LONG)
-        # If one key covers all memory, the receives need no registration.
+        # Receives need no registration if the device has a key for all local memory.
         found = 8 if client._endpoint.driver.pool.local_dma_lkey else 11
         assert (statistics.found, statistics.made) == (found, 1)
         view.release()

@@ -22,8 +22,8 @@ from .marks import on_pair
 pytestmark = on_pair
 
 KIB = 1 << 10
-# The buffer lengths of each message. Short messages fit into one frame, and long ones use
-# rendezvous. Some of the long messages join their short buffers, or all their buffers, into one.
+# The lengths of each message's buffers. Short messages fit into one frame, and long ones use
+# rendezvous. For some long messages, the short buffers or all buffers are copied into one.
 LENGTHS = [
     (),
     (0,),

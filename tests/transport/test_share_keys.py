@@ -44,8 +44,8 @@ async def stopped(
 ) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
     """Stop the server's send queue, and yield a function that restarts it.
 
-    If `held` is "in the backlog", earlier binds fill the queue, so that later ones wait in the
-    backlog. After the block, no object created in it may remain.
+    If `held` is "in the backlog", earlier shares fill the queue, so later binds wait in the
+    backlog. After the block, check that no objects created in it remain.
     """
     qp = server._endpoint.qp
     assert qp is not None

@@ -44,11 +44,10 @@ READ_WRITE = Rights.READ | Rights.WRITE
 async def check_device_rejects(
     factory: ConnectionFactory, conn: Connection, remote: RemoteRegion
 ) -> None:
-    """Check that the owner's device refuses the key and that this ends the connection.
+    """Check that the owner's device rejects the key, and that this ends the connection.
 
-    This side ignores its lease, so that it sends the request. The refusal ends the owner's
-    connection too. If a card reports this end before it reports the refusal, the error has no
-    cause.
+    This side's own check is bypassed, so that it sends the read. The rejection also ends the
+    owner's connection. If a card reports the end first, the error has no cause.
     """
     remote._root._usable, remote._root._deadline = True, math.inf
     target = bytearray(b"x") * len(remote)

@@ -47,7 +47,7 @@ async def test_stalled_peers_do_not_starve_other_connections_of_memory(
                 await yield_loop(1)
             stop(peer)
             if answers == "at first":
-                # Admit every read, as if the peer had answered a request before being stopped.
+                # Admit all reads, as if the peer had responded before it was stopped.
                 conn._memory.pool._has_spare = lambda size: True  # type: ignore[method-assign]
             receiving.append((conn, peer, asyncio.create_task(conn.recv())))
         conn._memory.pool._stalled_reads.timeout = NEVER if answers == "not at all" else 0.05

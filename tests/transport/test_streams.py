@@ -468,7 +468,7 @@ async def test_peer_that_closes_with_unread_data_resets_the_stream(
 
 
 def poll_until_sends_complete(connection: Connection) -> None:
-    """Poll until all sends have completed, without running other tasks or callbacks."""
+    """Poll until all sends have completed, without yielding to the event loop."""
     queue = connection._queue
     while queue.free != queue.capacity:
         connection._endpoint.driver.poll()
@@ -518,7 +518,7 @@ async def paused_client_of_closed_peer(
     factory: ConnectionFactory,
     end: Callable[[StreamTransport], None] = lambda it: it.get_extra_info("connection").abort(),
 ) -> AsyncIterator[Any]:
-    """Yield a paused client with an unread message, which has not noticed that its peer is gone."""
+    """Yield a paused client with an unread message. It has not noticed that its peer is gone."""
     async with pair(factory) as (client, server):
         here, there = client.transport, await wait_for_transport(server)
         connection = here.get_extra_info("connection")

@@ -296,7 +296,7 @@ NO_MEMORY = pytest.mark.parametrize("error", [OSError(12, "cannot register"), Me
 
 @contextmanager
 def failing_allocation(conn: Connection, method: str, error: Exception) -> Iterator[list[int]]:
-    """Clear the pool's ready blocks, make `method` raise, and yield the sizes requested."""
+    """Clear the pool's ready blocks and make `method` raise. Yield the list of requested sizes."""
     asked: list[int] = []
 
     def refuse(pool: MemoryPool, size: int) -> Block:
@@ -446,10 +446,10 @@ async def test_await_raises_exceptions_from_progress_and_allocate(
 
 
 class Garbage:
-    """An object that only the cycle collector can free, with a finalizer that calls `call`.
+    """An object that only the cycle collector can free. Its finalizer calls `call`.
 
-    The collector runs in any thread that allocates, including the test runner's. The call has to be
-    made in the thread that created the object. In other threads, the finalizer creates new garbage.
+    The collector can run in any thread, but the call must be made in the creating thread. In
+    another thread, the finalizer replaces the object with a new one.
     """
 
     def __init__(self, call: Callable[[], object], thread: int | None = None) -> None:
@@ -506,7 +506,7 @@ async def test_send_fails_when_a_finalizer_fills_the_send_queue(
 
             with monkeypatch.context() as patch:
                 patch.setattr(ProtectionDomain, "alloc_mw", write_first)
-                # No write may complete before all are posted, even if the loop polls.
+                # Without brief spins, no write completes before all are posted.
                 patch.setattr(client._endpoint.driver.table.wakeups, "brief_spin", None)
                 with pytest.raises(RDMAError, match="filled the send queue"):
                     await client.send([pattern(LONG, n) for n in range(4)])

@@ -452,5 +452,5 @@ def test_bytes_of_pins_arrays_that_memoryview_cannot_cast() -> None:
     with pytest.raises(ValueError, match="resize"):
         records.resize(20)
     del view
-    # Compare reference counts instead of resizing, because coverage tracers hold references too.
+    # A resize could fail here, because coverage tracers also hold references.
     assert sys.getrefcount(records) == before

@@ -56,7 +56,7 @@ def wait(channel: verbs.CompletionChannel) -> None:
 
 
 def next_event(channel: verbs.CompletionChannel) -> verbs.CompletionQueue:
-    """Return the queue of the next event. The fd can be readable before the event is available."""
+    """Return the next event's queue. A readable fd does not guarantee an event."""
     while (queue := channel.get_event()) is None:
         wait(channel)
     return queue

@@ -140,7 +140,7 @@ class Alarm(Exception):
 
 @contextmanager
 def alarm_soon() -> Iterator[None]:
-    """Raise Alarm after 50 ms. On a busy machine, that may be before the block is entered."""
+    """Raise Alarm after 50 ms. On a busy machine, it may be raised before the block starts."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         raise Alarm

@@ -33,7 +33,7 @@ F: Any = ffi
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[verbs.Device]:
-    """Provide the embedded device, with each optional entry of its call table set to NULL."""
+    """Provide the embedded device without its optional device calls."""
     none = F.new("struct aiordma_device_calls *")
     complete: Any = embedded().table
     table = F.new("struct aiordma_calls *", complete[0])

@@ -56,10 +56,10 @@ def test_grh_parses_ipv4_header_in_the_last_20_bytes(before: bytes) -> None:
 
 
 def test_grh_parse_detects_the_ip_version() -> None:
-    # A datagram that a device sends to itself has no IPv4 checksum. It is recognized because the
-    # version in byte 0 is not 6.
+    # A datagram that a device sends to itself has no IPv4 checksum. Byte 0 rules out IPv6 here,
+    # because its version is not 6.
     assert GRH.parse(bytes(20) + V4).version == 4
-    # An IPv6 address can look like the start of an IPv4 header. The checksum decides in this case.
+    # An IPv6 address can look like the start of an IPv4 header. The checksum tells them apart.
     raw = bytearray(V6)
     raw[20] = 0x45
     assert GRH.parse(raw).version == 6

@@ -44,7 +44,7 @@ USES: list[tuple[str, Use, str]] = [
 
 @pytest.fixture
 def reject_call(context: verbs.Context, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Provide a function that makes a device call fail. The device reports no capabilities."""
+    """Provide a function that makes a device call fail as unsupported. Clear all capabilities."""
     empty = verbs.ExtendedDeviceAttributes.read(ffi.new("struct ibv_device_attr_ex *"))
     monkeypatch.setattr(context, "query_device_ex", lambda: empty)
 

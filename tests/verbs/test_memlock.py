@@ -13,8 +13,8 @@ from aiordma._native import failure
 from aiordma.verbs._memory import memlock
 from tests.processes import run_python
 
-# The child drops CAP_IPC_LOCK, which takes effect at the next exec (capabilities(7)), and runs the
-# rest with a locked-memory limit of 1 MiB.
+# The child limits locked memory to 1 MiB and drops CAP_IPC_LOCK. It then executes itself again,
+# because the drop takes effect at the next exec (capabilities(7)).
 CHILD = """
 import ctypes, os, resource, sys
 

@@ -48,7 +48,6 @@ def is_in_memory(address: int) -> bool:
 
 
 def registration_loads_pages(memory: AnyMemory) -> bool:
-    """Return whether registration with the embedded device makes new pages resident."""
     middle = verbs.address_of(memory) + bytes_of(memory).nbytes // 2
     assert not is_in_memory(middle)
     with (

@@ -41,7 +41,6 @@ class Member(End):
         with self.qp.pd.create_ah(vector) as ah:
             with self.qp.batch() as batch:
                 batch.send([piece], to=Destination(ah, qpn, QKEY), wr_id=1)
-            # The sender's copy can complete before the send, because both queues share a CQ.
             while not any(wc.wr_id == 1 for wc in self.completions(1)):
                 pass
 
@@ -82,8 +81,8 @@ def test_multicast_message_reaches_every_member(
             member.receive(3)
         sender.send(to_group(context, group), MULTICAST_QPN, b"to all")
         if NOT_HERE in deviations:
-            # The first datagram to arrive was sent after the multicast one, which was therefore not
-            # delivered here.
+            # The unicast datagram arrives first although it was sent later, so the multicast one
+            # was not delivered.
             for member in (one, two):
                 sender.send(to_host(context), member.qp.qp_num, b"to you")
                 assert member.completion().byte_len == GRH_SIZE + 6
@@ -109,7 +108,7 @@ def test_multicast_is_not_received_after_leaving_the_group(
         sender.send(to_group(context, GROUP), MULTICAST_QPN, b"to two")
         if NOT_HERE not in deviations:
             assert two.completion().byte_len == GRH_SIZE + 6
-    # A datagram to the group would arrive before this one.
+    # A datagram sent to the group would have arrived before this one.
     sender.send(to_host(context), one.qp.qp_num, b"to you")
     assert one.completion().byte_len == GRH_SIZE + 6
     assert bytes(one.mr.buf[GRH_SIZE:46]) == b"to you"

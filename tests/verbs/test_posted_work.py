@@ -45,7 +45,7 @@ def record(wr_id: int, status: int = 0, opcode: int = 0) -> Record:
 
 
 class Meanwhile(int):
-    """An integer that calls ``turn`` whenever it is compared or tested, to run another thread."""
+    """An integer that calls ``turn``, to let another thread run, when it is compared or tested."""
 
     def __new__(cls, number: int, turn: Callable[[], object]) -> Self:
         self = super().__new__(cls, number)

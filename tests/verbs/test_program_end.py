@@ -9,9 +9,9 @@ import pytest
 from aiordma import verbs
 from tests.processes import run_python
 
-# A send waits for a receive that is never posted, while long reads and long writes are in flight.
-# They use memory allocated by the library, a registered bytearray, and memory registered only by
-# its address.
+# `begin` leaves a send, long reads and long writes in flight. The send waits for a receive that is
+# never posted. Their memory is allocated by the library, is a registered bytearray, or is
+# registered only by its address.
 BEGIN = """
 import array, asyncio, atexit, builtins, gc, os, sys, threading, types, warnings
 last = []  # what runs after the exit handlers of aiordma

@@ -109,7 +109,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.fixture
 def here() -> Iterator[tuple[verbs.ProtectionDomain, verbs.CompletionQueue]]:
-    """Provide the embedded device for all tests, because it stands in for the libraries."""
+    """Provide the embedded device, because `StandIn` passes its calls to this device."""
     with (
         verbs.open_device("embedded0") as context,
         context.alloc_pd() as pd,

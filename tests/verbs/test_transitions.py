@@ -28,7 +28,7 @@ from conftest import kind_of
 M = QPAttrMask
 NOTHING = QPAttrMask(0)
 
-# The capability each type requires, if it is not named after the type.
+# The required capabilities whose names differ from those of their types.
 CAPABILITY = {QPType.XRC_SEND: "XRC", QPType.XRC_RECV: "XRC"}
 TYPES = [
     pytest.param(kind, marks=pytest.mark.needs(CAPABILITY.get(kind, kind.name)), id=kind.name)
@@ -36,8 +36,8 @@ TYPES = [
 ]
 
 
-# The kernel (modify_qp_mask in uverbs_cmd.c) and the embedded device remove these attributes before
-# the check, because programs set the attributes of both XRC sides on each side.
+# The kernel (modify_qp_mask in uverbs_cmd.c) and the embedded device ignore these attributes,
+# because programs set the attributes of both sides of an XRC connection on each queue pair.
 IGNORED = {
     QPType.XRC_SEND: M.MAX_DEST_RD_ATOMIC | M.MIN_RNR_TIMER,
     QPType.XRC_RECV: M.MAX_QP_RD_ATOMIC | M.RETRY_CNT | M.RNR_RETRY,
@@ -81,8 +81,8 @@ def _attempts(qp_type: QPType, current: QPState) -> Iterator[Attempt]:
         stays = following is current
         row = TRANSITIONS.get((qp_type, current, following))
         if row is None:
-            # Try the state alone, with the attributes required by each other transition to it, and
-            # with all attributes.
+            # This transition is illegal. Try it without attributes, with those required by each
+            # legal transition to `following`, and with all attributes.
             ways = [way.required for way in TRANSITIONS.values() if way.next is following]
             for mask in {M.STATE, *(way | M.STATE for way in ways), QPAttrMask(sum(M))}:
                 yield Attempt(qp_type, current, following, mask, is_transition=False)
@@ -207,7 +207,7 @@ class Tried:
         return changes
 
     def step(self, following: QPState) -> None:
-        """Make one legal transition with only the required attributes, without the local check."""
+        """Make a legal transition, bypassing the local check. Set only the required attributes."""
         row = TRANSITIONS[self.qp.qp_type, self.qp.state, following]
         assert self.ask(self.changes(following, row.required)) == 0
 
@@ -337,7 +337,7 @@ def test_device_accepts_all_and_only_legal_transitions(
     with made(pd, cq, qp_type) as qp:
         tried = Tried(qp, current)
         met = {tried.try_one(attempt, deviations) for attempt in attempts(qp_type, current)}
-    # Each deviation that concerns an attempt must occur, so that a fixed device fails the test.
+    # Every applicable deviation must occur. The test fails once the device has been fixed.
     there = {
         deviation
         for deviation in deviations

@@ -36,7 +36,7 @@ Connect = Callable[[], Ends]
 def connect(
     context: verbs.Context, pd: verbs.ProtectionDomain, request: pytest.FixtureRequest
 ) -> Iterator[Connect]:
-    """Provide a factory, so that the test itself fails to connect on a device without XRC."""
+    """Provide a factory, so that a device without XRC fails the test and not its setup."""
 
     def make() -> Ends:
         enter = stack.enter_context

@@ -49,7 +49,7 @@ DISTRIBUTION = """
 #include <infiniband/mlx5dv.h>
 """
 
-# The parentheses keep function-like macros of the same name from being expanded.
+# The headers also define some calls as function-like macros. A name in parentheses is not expanded.
 CALLS = """
 #include <dlfcn.h>
 #include <stdio.h>

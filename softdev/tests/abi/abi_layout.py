@@ -25,7 +25,7 @@ struct sockaddr { int x; }; struct sockaddr_in { int x; };
 struct sockaddr_in6 { int x; }; struct sockaddr_storage { int x; };
 """
 
-# The kind distinguishes fields with the same offset and size: pointers, integers and structures.
+# The kind distinguishes pointers, integers and structures that have the same offset and size.
 # __builtin_classify_type() returns 5 for pointers and 1 for integers. Arrays decay to pointers, so
 # their kind is 5 in both headers.
 PROGRAM = """
@@ -123,7 +123,7 @@ class CompileError(Exception):
 
 
 def build(source: str, output: Path, arguments: Sequence[str]) -> Path:
-    """Compile `source` to `output`. `arguments`, such as libraries, follow the source file."""
+    """Compile `source` to `output`, with `arguments` after the source file as libraries require."""
     path = output.with_suffix(".c")
     path.write_text(source)
     command = ["cc", "-std=gnu11", "-Wall", "-Werror", "-o", str(output), str(path), *arguments]

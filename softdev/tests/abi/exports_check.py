@@ -20,7 +20,7 @@ LIBRARIES = ("libibverbs", "librdmacm")
 BLOCK = re.compile(r"^([\w@.]+) \{(.*?)\}", re.MULTILINE | re.DOTALL)
 SYMBOL = re.compile(r"^ (\w+)@(\w[\w.]*) ", re.MULTILINE)
 
-# exports.py generates these functions for every version.
+# Prefix of names that are not in exports.txt, because exports.py generates them for every version.
 DRIVER = "verbs_register_driver_"
 
 

@@ -96,7 +96,7 @@ static inline void arena_prepare(uint64_t secret)
 	memcpy(arena.before, arena.memory, ARENA_SIZE);
 }
 
-/* Make arena_check_unharmed() check AREA_OPEN, too, until it is shared again. */
+/* Include AREA_OPEN in the checks of arena_check_unharmed() until the area is shared again. */
 static inline void arena_close_open(void)
 {
 	memcpy(arena.before + areas[AREA_OPEN].start, area_at(AREA_OPEN), OPEN_SIZE);

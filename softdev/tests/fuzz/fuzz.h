@@ -41,8 +41,8 @@ static inline void fuzz_steps(int steps)
 		soft_progress();
 }
 
-/* Returns the number of open sockets and anonymous inodes such as eventfds. The fuzzer itself opens
- * only pipes and files. */
+/* Returns the number of open sockets and anonymous inodes (such as eventfds). libFuzzer opens only
+ * pipes and files. */
 static inline int fuzz_sockets(void)
 {
 	DIR *folder = opendir("/proc/self/fd");

@@ -1,7 +1,7 @@
 /* Fuzz the connection manager with real ids and sockets. Hostile clients connect to a listener from
  * many addresses, while the device allows only a few half-open connections. Hostile servers respond
- * with arbitrary messages. Peers also open streams to the data listener for the queue pairs of the
- * ids, and request services with datagrams.
+ * with arbitrary messages. Peers also connect to the data listener to reach the ids' queue pairs,
+ * and request services with datagrams.
  *
  * The application makes any call at any time. All resources must be freed at the end, and the
  * listener must still accept a well-behaved client.
@@ -118,8 +118,8 @@ static struct rdma_cm_id **free_slot(void)
 	return NULL;
 }
 
-/* Make a call that an application may make on an id. The device must reject a call that is invalid
- * in the id's state. */
+/* Make an arbitrary application call on an id. The device must reject the call if it is invalid in
+ * the id's state. */
 static void make_call(struct rdma_cm_id **id, const uint8_t *r)
 {
 	struct rdma_conn_param parameters = {.private_data = r,
@@ -328,11 +328,10 @@ static void send_cm_message(int fd, const uint8_t *r)
 	send_in_parts(fd, bytes, length, r[11]);
 }
 
-/* Send a record on a client's stream, which is a former CM connection or a connection to the data
- * listener. Bytes of `r`: 0 kind (0 is a HELLO without a record header), 1 index of the id whose
- * queue pair is the destination, 2-3 destination and source channels, 4 handshake type or opcode, 5
- * PSN, 6 length, 7 flags, 8 acknowledged PSN, 9 number of bytes to send separately before the
- * rest. */
+/* Send a record to an id's queue pair on a CM connection or on a connection to the data listener.
+ * Bytes of `r`: 0 kind (0 is a HELLO without a record header), 1 index of the id whose queue pair
+ * is the destination, 2-3 destination and source channels, 4 handshake type or opcode, 5 PSN, 6
+ * length, 7 flags, 8 acknowledged PSN, 9 number of bytes to send separately before the rest. */
 static void send_record(int fd, const uint8_t *r)
 {
 	struct rdma_cm_id *id = world.ids[r[1] % IDS];
@@ -389,7 +388,7 @@ static void send_sidr_message(const uint8_t *r)
 	};
 	uint8_t heard[SOFT_MAD_SIZE];
 
-	/* Respond to a client's pending request with its request number. */
+	/* If a client's request is pending, use its number so that this message is a response. */
 	if (recvfrom(world.datagrams, heard, sizeof(heard), MSG_DONTWAIT, &to.any, &size) >= 16 &&
 	    r[1] & 0x80) {
 		memcpy(&message.number, heard + 8, sizeof(message.number));

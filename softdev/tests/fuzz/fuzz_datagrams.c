@@ -1,6 +1,6 @@
 /* Fuzz UD queue pairs with datagrams from any host that can reach the process's UDP port.
  *
- * Two queue pairs receive messages, one of them from a shared receive queue. Only a message with
+ * Two queue pairs receive messages. One of them uses a shared receive queue. Only a message with
  * the right queue pair number, Q_Key and source address may fill a receive. No datagram is
  * answered, and the process's own queue pairs can still send to each other.
  */
@@ -101,7 +101,7 @@ static void take_completions(void)
 			CHECK(wc[i].byte_len >= GRH && wc[i].byte_len <= 4 * 255);
 		}
 	CHECK_EQUAL(n, 0);
-	/* Only acceptable messages may have been received. */
+	/* Every received message must be acceptable, and must have filled a posted receive. */
 	CHECK(world.received <= world.right);
 	CHECK(world.received <= world.posted);
 }
@@ -142,8 +142,8 @@ static void expect_messages_pass(void)
 	CHECK_OK(world.context->ops.post_send(from->qp, &wr, &bad));
 	fuzz_steps(1);
 	take_completions();
-	/* If an earlier receive is too short, the message is dropped and the receive stays
-	 * posted. */
+	/* An earlier receive may be too short for the message. The message is then dropped, and the
+	 * receive stays posted. */
 	CHECK(world.received == before + 1 || world.posted > world.received);
 }
 

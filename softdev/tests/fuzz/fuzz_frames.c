@@ -46,7 +46,7 @@ static struct world {
 	struct ibv_mr *mrs[AREAS];
 	struct ibv_mr *null;
 	uint32_t rkeys[AREAS];
-	struct ibv_mw *windows[2]; /* one readable and one writable, bound by the first victim */
+	struct ibv_mw *windows[2]; /* windows for READ and WRITE, bound by the first victim */
 	struct side friends[2];
 	struct victim victims[VICTIMS];
 	struct victim *current;
@@ -238,7 +238,7 @@ static void open_scene(void)
 
 /* ---- what must hold -------------------------------------------------------------------------- */
 
-/* Return a new wr_id, which encodes the victim, the queue and the number of earlier requests. */
+/* Assign a new wr_id. It encodes the victim, the queue and the number of earlier requests. */
 static uint64_t next_id(struct victim *victim, int queue)
 {
 	return victim->queues[queue].posted++ << 1 | (unsigned)queue |
@@ -341,7 +341,8 @@ static void send_from_unknown(const void *bytes, size_t length)
 		if (n < 0) {
 			uint8_t byte;
 
-			/* The device stops reading while its own output is blocked. */
+			/* Drain the device's output, because the device stops reading while its
+			 * output is blocked. */
 			if (!arena_drain(victim->fd, 65536) ||
 			    recv(victim->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
 				return;
@@ -531,8 +532,8 @@ static void post_receive(const uint8_t *r)
 				: open    ? world.rkeys[AREA_OPEN]
 					  : world.rkeys[AREA_LOCAL],
 		};
-		/* A receive may also use the null region. The length of such a receive may exceed
-		 * the size of every other region. */
+		/* A receive may also use the null region, with a length that exceeds the size of
+		 * every other region. */
 		if ((r[12] & 0xe) == 0xe)
 			sges[i] = (struct ibv_sge){.length = fuzz16(r + 8) * 16u,
 						   .lkey = world.null->lkey};
@@ -557,7 +558,7 @@ static const enum ibv_wr_opcode work[] = {
 	IBV_WR_LOCAL_INV,
 };
 
-/* Post a request of our own, to which the fuzzer may respond. */
+/* Post a request on the victim's queue pair. The fuzzer may respond to it. */
 static void post_request(const uint8_t *r)
 {
 	struct victim *victim = world.current;

@@ -112,8 +112,8 @@ static void detach(void)
 	world.memory = NULL;
 }
 
-/* Send a message in the format of attach.c. If `with` is not -1, the message passes this memory
- * descriptor and the read end of a new notify pipe. */
+/* Send a message in the format of attach.c. If `with` is not -1, attach this memory descriptor and
+ * the read end of a new notify pipe. */
 static void send_attach_message(uint32_t word, uint32_t port, int with)
 {
 	uint32_t text[4] = {word, port};

@@ -42,7 +42,7 @@ class Found:
     over_tcp: dict[Command, float] = field(default_factory=dict)
 
     def row(self, row: Row, link: str, version: str) -> dict[str, Any]:
-        """Return a row's result on a link. Add one that is marked as not working if missing."""
+        """Return a row's result on a link. A new result is marked as not working."""
         self.versions[row.software] = version
         return self.rows.setdefault(row.id, {}).setdefault(link, {"works": False})  # type: ignore[no-any-return]
 

@@ -15,7 +15,7 @@ SOFTWARE = Software(
     "from a loopback address.",
 )
 
-# The columns after the size of 64 bytes are #sent, #ack, total, time, MB/sec and us/transfer.
+# After the size (64 bytes), the columns are #sent, #ack, total, time, MB/sec and us/transfer.
 TIME = r"(?m)^64 +\S+ +\S+ +\S+ +\S+ +[\d.]+ +([\d.]+)"
 
 

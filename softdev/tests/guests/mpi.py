@@ -55,10 +55,11 @@ OMPI_OVER = {
     ),
 }
 MPI4PY_SUITE = "{python} -W ignore {venv}/source/test/main.py -f"
-# Tests that also fail without the device. Locks: a rank waits for an accumulate that requires the
-# other rank to call MPI, but the other rank sleeps until its memory changes. Spawning: the child
-# waits in PMIx_Init, and its parents wait in PMIx_Lookup. Dynamic windows: ompi_osc_ucx_free
-# crashes in ucp_mem_unmap.
+# Tests that also fail without the device:
+# - util_sync: A rank waits for an accumulate that requires the other rank to call MPI, but the
+#   other rank sleeps until its memory changes.
+# - spawn: The child waits in PMIx_Init, and its parents wait in PMIx_Lookup.
+# - TestWinCreateDynamic: ompi_osc_ucx_free crashes in ucp_mem_unmap.
 MPICH_WITHOUT = "-e util_sync"
 OMPI_WITHOUT = f"{MPICH_WITHOUT} -e spawn -x TestWinCreateDynamic"
 # The time limit for 2,000 tests, in seconds. The ranks poll constantly, so the tests are slow on a
@@ -66,7 +67,8 @@ OMPI_WITHOUT = f"{MPICH_WITHOUT} -e spawn -x TestWinCreateDynamic"
 SUITE_LIMIT = 1200
 MPI_PAIR = "{python} {here}/programs/mpi_pair.py"
 MPI_FIGURE = r"([\d.]+) MiB/s"
-# Each of the two ranks sends 100 messages of 1 MiB. Smaller messages are not counted.
+# The minimum number of bytes that RDMA must carry. Each of the two ranks sends smaller messages and
+# 100 messages of 1 MiB.
 MPI_BYTES = 2 * 100 << 20
 
 

@@ -43,8 +43,8 @@ def iser(transport: str, options: str) -> Command:
 
 
 def rows() -> Iterator[Row]:
-    # fio counts a short read as complete. With a fixed size, the receiver would stop too early, so
-    # it reads until the connection ends.
+    # fio counts a short read as a full block, so a receiver with the sender's size would stop too
+    # early. With `--size=1t`, it reads until the connection ends.
     tcp = fio("net", "--protocol=tcp", "--protocol=tcp --listen --size=1t")
     for verb in ("write", "read"):
         yield Row(

@@ -172,7 +172,8 @@ def qperf() -> Iterator[Row]:
                 QPERF_FIGURE,
                 endless=True,
             ),
-            # A latency test transfers single bytes for a second. If it is slow, these are few.
+            # A latency test transfers one byte at a time for a second. On a slow machine, the total
+            # may be only a few bytes.
             2 if latency else 100,
             unit="ns" if latency else "/s" if atomic else "bytes/s",
             tcp=None if atomic else QPERF_OF_TCP[kind],
@@ -183,7 +184,6 @@ def qperf() -> Iterator[Row]:
 
 
 def udapl() -> Iterator[Row]:
-    # Every transaction includes a message from each side.
     begin = "dapltest -T T -s 127.0.0.1 -D ofa-v2-cma -i 100 -t 1 -w 1"
     messages = "client SR 256 server SR 256"
     for name, operations, size in (

@@ -16,7 +16,7 @@ SOFTWARE = Software(
     "the READ.",
 )
 
-# This list of transports excludes UCX's own shared memory. ud_verbs sets up the connections.
+# UCX's own shared memory is not among the transports. ud_verbs sets up the connections.
 OVER_RDMA = {"UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_NET_DEVICES": "embedded0:1"}
 OVER_TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}
 # These patterns match the median latency and the overall average bandwidth.

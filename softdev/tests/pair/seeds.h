@@ -16,14 +16,14 @@ enum { MUTANT_SEEDS = 1000 };
 
 static struct {
 	void (*run)(void);
-	unsigned twice; /* run every seed divisible by this number twice */
+	unsigned twice; /* divisor of the seeds that run twice */
 } seeds;
 
 /* Run a seed in a child process, which stores the hash of its trace in `hash`. Returns the child's
  * wait status. */
 static int run_alone(uint64_t seed, uint64_t *hash, bool quiet)
 {
-	/* The machine has just booted, or has been up for 300 days or 36 years. */
+	/* The machine's uptime is 0, 300 days or 36 years. */
 	static const uint64_t begins_s[] = {0, 26000000, 1152921504};
 	pid_t child = fork();
 	int status;
@@ -64,8 +64,8 @@ static void must_pass(uint64_t seed, uint64_t hashes[2])
 	exit(1);
 }
 
-/* Check that a device with a planted bug fails. The seed that found the bug before is tried first,
- * and then seeds from 1 to MUTANT_SEEDS. */
+/* Check that a device with a planted bug fails. Try `seed`, which found the bug in an earlier run,
+ * and then the seeds from 1 to MUTANT_SEEDS. */
 static void must_fail(uint64_t seed, uint64_t hashes[2])
 {
 	uint64_t found = seed;

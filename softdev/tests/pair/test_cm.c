@@ -735,7 +735,7 @@ static void network_step(uint64_t next)
 static void one_step(uint64_t next)
 {
 	network_step(next);
-	if (plan.quick || chance(500)) /* otherwise applications act before they see the events */
+	if (plan.quick || chance(500)) /* sometimes applications act before they see the events */
 		take_events();
 	if (plan.closes_at <= fuzz_now_ns)
 		close_listeners(1);
@@ -768,8 +768,8 @@ static void draw_plan(void)
 {
 	static const uint64_t delays[] = {1, MS, 100 * MS, SECOND};
 
-	/* Keep the loss below 200 per mille. With 300 per mille, all 13 attempts would fail for
-	 * about one RTU in 10,000. */
+	/* Keep the loss below 200 per mille. At 300 per mille, all 13 attempts to exchange a REP
+	 * and an RTU would fail for about one connection in 10,000. */
 	plan.loss = chance(500) ? draw(200) : 0;
 	plan.doubling = chance(500) ? draw(500) : 0;
 	plan.delay = delays[draw(4)];
@@ -916,8 +916,8 @@ static void mra_delays_the_repeated_request(void)
 }
 
 /* Request a datagram service at a port that offers only connections. The client must retry, because
- * a server such as perftest's may be between two listeners. Each request gets one response, and the
- * server keeps no state. */
+ * the server may be replacing its listener, as perftest's does. Each request gets one response, and
+ * the server keeps no state. */
 static void lookup_retries_while_port_has_no_service(void)
 {
 	struct party *client = &parties[SIDR];
@@ -1105,7 +1105,7 @@ static void restarted_host_confirms_a_disconnect(void)
 	while (next_event_time() < fuzz_now_ns + SECOND)
 		one_step(next_event_time());
 	CHECK_EQUAL(mad_counts[5], 1);
-	CHECK(mad_counts[6] > 0); /* may exceed 1 if another host's copy gets a response, too */
+	CHECK(mad_counts[6] > 0); /* more than 1 if a copied DREQ is confirmed as well */
 	plan.unruly = true;
 	close_all();
 }
@@ -1186,8 +1186,8 @@ static void turn_into_sidr_rep(struct soft_cm_mad *mad)
 	mad->remote_id = mad->local_id - 1;
 }
 
-/* Deliver requests that are rejected, have no queue pair or use the ID of another request. They
- * must not affect the client's connection. */
+/* Deliver messages with an invalid MTU, without a QP number, or of another type with the same ID.
+ * They must not affect the client's connection. */
 static void odd_requests_do_not_affect_a_connection(void)
 {
 	struct party *client = start_one_client();
@@ -1285,10 +1285,10 @@ static void send_flood(const struct mad *request, unsigned networks, int per_sec
 	}
 }
 
-/* Flood a host with messages that any host can send. All kinds of messages together may cause only
- * a limited number of responses and pending connections, and must not end an established
- * connection. If the flood comes from only a few networks, the first request from another network
- * must be accepted. */
+/* Flood a host with every kind of message that any host can send. The flood may cause only a
+ * limited number of responses and pending connections, and must not end an established connection.
+ * If the flood comes from only a few networks, the first request from another network must be
+ * accepted. */
 static void flood_of_requests_is_rate_limited(void)
 {
 	enum { FLOOD = 60000, RATE = 2000, BURST = 1024, REPETITIONS = 5 };

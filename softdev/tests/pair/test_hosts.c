@@ -4,7 +4,7 @@
 
 enum {
 	MEMORY = 4096,
-	SENT = 1024, /* offset in each host's memory, as are READ, ADDED and COUNTER */
+	SENT = 1024, /* offsets in each host's memory, from SENT to COUNTER */
 	READ = 2048,
 	ADDED = 3072,
 	COUNTER = 3080,
@@ -360,7 +360,8 @@ static void requests_to_a_reopened_device_time_out(void)
 
 /* ---- a host that is stopped ------------------------------------------------------------------ */
 
-/* Stop a host. Its own request must succeed afterwards, because a stop does not use up tries. */
+/* Stop host 1. Its outstanding request must succeed after the stop, because a stopped host does not
+ * use up retries. */
 static void stopped_host_does_not_use_up_retries(void)
 {
 	struct options options = draw_timeout();

@@ -97,7 +97,7 @@ struct end {
 	bool gone[AREAS]; /* deregistered */
 
 	struct work works[LOG];
-	int posted, completed, signaled; /* request counts, and index of the last signaled one */
+	int posted, completed, signaled; /* request counts; index of the last signaled request */
 	int messages[LOG], message_count; /* requests that consume a receive of the peer */
 	int message; /* next of the peer's messages to arrive */
 	uint64_t progress_at; /* time of the last completion */
@@ -564,8 +564,8 @@ static const enum ibv_wr_opcode opcodes[] = {
 	IBV_WR_LOCAL_INV,
 };
 
-/* Predict the result of a request from `after`, the peer's memory as all earlier requests leave it.
- * Then apply the request to `after`. */
+/* Predict the result of a request from `after`, which models the peer's memory after all earlier
+ * requests. Then apply the request to `after`. */
 static void predict_result(struct end *end, int index, const struct ibv_send_wr *wr)
 {
 	struct work *work = &end->works[index];
@@ -582,7 +582,7 @@ static void predict_result(struct end *end, int index, const struct ibv_send_wr 
 	apply_request(end, index, after);
 }
 
-/* Choose a place in the peer's memory. Returns false if the request cannot access it now. */
+/* Choose a place in the peer's memory. Returns false if that place is not accessible now. */
 static bool choose_place(struct end *end, struct work *work)
 {
 	struct end *peer = peer_of(end);
@@ -610,7 +610,7 @@ static bool window_is_used(const struct end *by)
 
 enum manner {
 	USUAL,
-	WRONG, /* invalid key or access beyond the memory, which the peer rejects */
+	WRONG, /* invalid key or out-of-bounds access, which the peer rejects */
 	EMPTY, /* zero length, which needs no key; always signaled */
 };
 
@@ -719,7 +719,7 @@ static void post_if_allowed(struct end *end, enum ibv_wr_opcode opcode, enum man
 		wr.wr.atomic.rkey = windowed ? peer->window_key : peer->mrs[TARGET]->rkey;
 		wr.wr.atomic.compare_add = draw(100);
 		memcpy(&wr.wr.atomic.swap, peer->after + work->at, sizeof(wr.wr.atomic.swap));
-		if (chance(500)) /* the expected value, so that the swap takes place */
+		if (chance(500)) /* make the comparison succeed */
 			wr.wr.atomic.compare_add = wr.wr.atomic.swap;
 		wr.wr.atomic.swap ^= draw(UINT32_MAX);
 	} else if (remote && !empty) {
@@ -794,7 +794,7 @@ static void make_qp(struct end *end)
 }
 
 /* Remove the receives of a queue pair from the model. If the queue is shared, remove only the
- * receive that a partially received message has taken. */
+ * receive in use for an incomplete message. */
 static void drop_receives(struct end *end)
 {
 	const struct soft_receive_queue *rq = &soft_qp_of(end->side.qp)->rq;
@@ -1006,7 +1006,7 @@ static void spoil(bool loses)
 		post_if_allowed(end, chance(500) ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, WRONG);
 		post_if_allowed(end, IBV_WR_RDMA_WRITE, USUAL);
 		break;
-	case 1: /* not for a shared queue, whose receives outlive the connection */
+	case 1: /* the receives of a shared queue outlive the connection */
 		if (area == RECEIVES && shared)
 			area = TARGET;
 		for (int i = 0; i < 2; i++) /* requests that the deregistration may interrupt */
@@ -1030,7 +1030,7 @@ static void spoil(bool loses)
 		(chance(500) ? reset : destroy)(end);
 		forget_requests(end);
 		break;
-	case 5: /* not for a shared queue, whose receives outlive the connection */
+	case 5: /* the receives of a shared queue outlive the connection */
 		end->is_short = !shared;
 		note("%s posts a short receive", end->name);
 		post_receive(end, end->is_short ? unit : longest);
@@ -1069,7 +1069,7 @@ static void expect_memory_matches_model(struct end *end)
 	static bool right[(PLACES + 1) * LONGEST];
 	struct end *peer = peer_of(end);
 
-	/* A UC request has been executed if there was no fault and it needed no receive. */
+	/* A UC request counts as executed only if there was no fault and it needed no receive. */
 	for (int i = 0; i < peer->posted && peer->type == IBV_QPT_UC; i++) {
 		struct work *work = &peer->works[i];
 
@@ -1109,7 +1109,8 @@ static bool any_spoiled(void)
 	return memchr(spoiled, true, sizeof(spoiled));
 }
 
-/* Check that each wait ends in time, and that memory matches the model. */
+/* Wait for all requests to complete. Check that this takes a limited time, and that memory matches
+ * the model. */
 static void end_life(void)
 {
 	static uint64_t retried;

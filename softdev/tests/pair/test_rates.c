@@ -1,5 +1,5 @@
-/* Throughput of RoCE v2 connections, measured in virtual time. Their bottleneck loses packets, is
- * shared with TCP connections, or both.
+/* Test the throughput of RoCE v2 connections in virtual time. Their link loses packets at random,
+ * carries competing TCP connections, or both.
  *
  * A link with a given rate, random loss and a round-trip time of 20 ms connects two hosts. Each
  * direction has a queue of one bandwidth-delay product, which drops packets that do not fit. The

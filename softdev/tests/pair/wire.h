@@ -24,7 +24,7 @@
 
 enum {
 	SIDES = 2,
-	UNIT = 256, /* path MTU; also the unit of the maximum payload of a frame */
+	UNIT = 256, /* path MTU, and unit of the maximum frame payload */
 	UNIT_MOST = 4096, /* maximum path MTU with RoCE */
 	FRAME_MOST = 4 * UNIT,
 	BATCH = 8, /* maximum frames in one record */
@@ -67,27 +67,27 @@ static struct wire {
 	} hosts[SIDES];
 	int entered;
 	uint64_t begun;
-	bool swapped; /* host 1 has the lower port and connects first */
+	bool swapped; /* whether host 1 has the lower port, and so connects first */
 	bool roce, ipv6; /* see datagrams.h */
 	struct flight flights[FLIGHTS], *flights_end;
 	uint64_t last_due[SIDES];
 	uint64_t blocked_until[SIDES];
 	int flows; /* at most FLOWS */
-	/* Returns the flow of a host's channel, or a negative number to exempt it from faults. NULL
-	 * if there is only one flow. */
+	/* Returns the flow of a host's channel, or a negative number if the channel is exempt from
+	 * faults. The pointer is NULL if there is only one flow. */
 	int (*flow_of)(int host, uint32_t chan);
-	/* Carries a datagram in place of the wire. NULL if the wire carries it. */
+	/* Carries a datagram in place of the wire. The pointer is NULL if unused. */
 	void (*carry)(const struct flight *what, const uint8_t *bytes);
-	bool in_order[FLOWS]; /* whether frames are only lost, as UC requires */
-	/* Number of faults in a flow since each side last made progress, and the maximum of these
-	 * numbers. */
+	bool in_order[FLOWS]; /* for UC: frames may be lost, but not delayed or duplicated */
+	/* Number of faults in each flow since each side last made progress, and the limit for each
+	 * number. */
 	int faults[FLOWS][SIDES], faults_most;
 	uint64_t fault_count; /* total */
 	int per_mille; /* faults per thousand frames */
 	int window;
 	uint64_t ns_per_byte;
 	bool stopped; /* whether a host was stopped, perhaps for longer than its peer waits */
-	bool cut; /* DATA records are lost, other records wait for wire_heal */
+	bool cut; /* whether DATA records are lost and other records wait for wire_heal */
 	uint64_t secret; /* eight bytes that no frame may contain; 0 if none */
 	uint64_t random;
 	uint64_t trace_hash;
@@ -426,7 +426,7 @@ static bool is_stopped(int host)
 	return fuzz_now_ns < wire.hosts[host].stopped_until;
 }
 
-/* Returns the first time from `then` on at which the host runs. */
+/* Returns `then`, or the end of the host's stop if that is later. */
 static uint64_t awake(int host, uint64_t then)
 {
 	uint64_t until = wire.hosts[host].stopped_until;

@@ -42,9 +42,8 @@ LIMIT = 50.0
 
 RUN = [sys.executable, "-m", "aiordma", "run"]
 
-# The socket tables in /proc/net, each with the state in which it shows a socket that waits for
-# peers. Linux's include/net/tcp_states.h defines the states. The state of an unconnected datagram
-# socket is TCP_CLOSE.
+# Socket tables in /proc/net, each with the state of a socket that waits for peers. An unconnected
+# datagram socket is in state TCP_CLOSE. Linux's include/net/tcp_states.h defines the states.
 WAITING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
 
 # perftest measures the CPU frequency after all messages have been exchanged. If it is preempted
@@ -115,7 +114,7 @@ def installed(program: str) -> None:
 def started(words: Sequence[str]) -> Iterator[Running]:
     """Start a program under `aiordma run`, and kill it on exit if it is still running."""
     installed(words[0])
-    # A program never blocks on writing to a file, as it could on a pipe.
+    # Use files, because a program would block when a pipe is full.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [*RUN, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=errors

@@ -40,7 +40,7 @@ def claim(port: int) -> socket.socket | None:
 
 
 def is_free(port: int, after_connections: bool = False) -> bool:
-    """Return whether a port is free. `after_connections` ignores TCP connections in TIME_WAIT."""
+    """Return whether a port is free. `after_connections` allows TCP connections in TIME_WAIT."""
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_INET6, kind) as probe:
             if after_connections and kind == socket.SOCK_STREAM:
@@ -53,7 +53,7 @@ def is_free(port: int, after_connections: bool = False) -> bool:
 
 
 def candidates() -> list[int]:
-    """Return the ports outside the kernel's ephemeral range. If it covers all, return all ports."""
+    """Return the ports outside the kernel's ephemeral range, or all ports if there are none."""
     least, most = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [port for port in range(10000, 65536) if port != MULTICAST_PORT]
     return [port for port in ports if not least <= port <= most] or ports
@@ -75,7 +75,7 @@ def chosen_port() -> Iterator[int]:
 
 @contextmanager
 def fixed_port(port: int, limit: float = LIMIT) -> Iterator[int]:
-    """Wait until no other test claims a port, claim it, and provide its number."""
+    """Wait until no other test has claimed a port, claim it, and provide its number."""
     deadline = time.monotonic() + limit
     while (claimed := claim(port)) is None:
         if time.monotonic() > deadline:

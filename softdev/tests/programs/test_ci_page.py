@@ -34,7 +34,7 @@ SECTIONS = ["Was the device used?", "Faults", "Traces of failed tests", "Sanitiz
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the page's files to a folder, run the first sections' commands in it and provide it."""
+    """Provide a folder with the page's files, in which the first sections' commands have run."""
     for program in ("cmake", "c++", "valgrind"):
         installed(program)
     folder = tmp_path_factory.mktemp("project")

@@ -15,8 +15,8 @@ from .conftest import run_program
 
 LIBRARIES = {"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"}
 
-# A program that imitates an application linked with a provider's library. It loads the library,
-# which resolves all of the library's symbols, and asks it whether it supports the device.
+# This program imitates an application that is linked with a provider's library. Loading the library
+# resolves all of its symbols. The program then asks whether the library supports the device.
 PROVIDER = """
 import ctypes, os
 provider = ctypes.CDLL("libmlx5.so.1", os.RTLD_NOW)

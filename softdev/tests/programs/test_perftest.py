@@ -26,9 +26,9 @@ def result(text: str) -> list[float]:
     return [float(word) for word in lines[heading + 1].split()]
 
 
-# Every operation of each transport. Only reliable transports have reads and atomics (IBTA 9.8.3).
-# With -R, the connection manager connects the queue pairs; otherwise the programs exchange numbers
-# over TCP. With -e, the programs sleep until a completion arrives.
+# All operations of each transport. Only reliable transports have reads and atomics (IBTA 9.8.3).
+# With -R, the connection manager connects the queue pairs. Without it, the programs exchange QP
+# numbers over TCP. With -e, the programs sleep until a completion arrives.
 OPERATIONS = [
     ("send", "-c RC"), ("write", "-c RC"), ("read", "-c RC"), ("atomic", ""),
     ("send", "-R"), ("write", "-R"), ("read", "-R"), ("atomic", "-R"),
@@ -62,8 +62,8 @@ def test_perftest_reports_consistent_latencies(operation: str, options: str, por
     size, count, least, most, typical, average, *_ = figures
     assert size == SIZES.get("UD" if "UD" in options else operation, SIZES["lat"])
     assert count == ITERATIONS
-    # If two processors share memory, a latency may be below half a microsecond, but it is never 0.
-    # No latency exceeds the programs' run time.
+    # Over shared memory, a latency may be below half a microsecond, but it is never 0. No latency
+    # exceeds the programs' run time.
     assert 0 < least <= typical <= most < took * 1e6
     assert least <= average <= most
     assert ITERATIONS * average < took * 1e6

@@ -48,9 +48,9 @@ SKIPPED = {
 }
 
 
-# Replacements in a copy of the suite: its fixed port, and time limits that a busy machine may
-# exceed. Two processes wait 15 s for each other, a test waits 150 times 0.2 s for its processes,
-# and a completion may take 10 s.
+# Replacements in a copy of the suite. They change its fixed port, and extend time limits that a
+# busy machine may exceed: 15 s for two processes to meet, 150 times 0.2 s for a test's processes,
+# and 10 s for a completion.
 REPLACEMENTS = {
     "else '7471'": "else '{port}'",
     "Barrier(NUM_OF_PROCESSES, timeout=15)": "Barrier(NUM_OF_PROCESSES, timeout=300)",
@@ -58,8 +58,8 @@ REPLACEMENTS = {
     "POLL_CQ_TIMEOUT = 10 ": "POLL_CQ_TIMEOUT = 300 ",
 }
 
-# Time limit in seconds for the whole suite on a busy machine. It must be below 1200 s, when pytest
-# ends the process (faulthandler_timeout in the Makefile).
+# Time limit in seconds for the whole suite on a busy machine. It must be below the 1200 s after
+# which pytest ends the process (faulthandler_timeout in the Makefile).
 LIMIT = 1000.0
 
 

@@ -112,7 +112,7 @@ def compile_modules(source: Path, python: Path, folder: Path, cython: str) -> No
 
 
 def built(version: str, folder: Path) -> None:
-    """Compile pyverbs and copy its tests to `folder`, unless an earlier run completed this."""
+    """Compile pyverbs and copy its tests to `folder`, unless an earlier run has done so."""
     if (folder / "tests").is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-/* A queue pair whose peer is the test, which holds the other end of the stream and can send
- * anything. */
+/* A queue pair whose peer is the test itself. The test holds the other end of the stream and can
+ * send anything. */
 #pragma once
 
 #include "record_side.h"
@@ -10,11 +10,11 @@
 
 enum { PEER_PSN = 100 };
 
-/* The peer address to use for the queue pair before the test provides the stream to the peer. */
+/* The peer's address, for use until the queue pair has a stream. */
 static const struct address absent = {.psn = PEER_PSN, .qpn = 77};
 
-/* Give the queue pair one end of a stream with a send buffer of `buffer` bytes (0: the default).
- * Returns the other end. */
+/* Give the queue pair one end of a stream. Its send buffer has `buffer` bytes, or the default size
+ * if `buffer` is 0. Returns the other end. */
 static inline int adopt_stream(struct side *side, int buffer)
 {
 	int fds[2];

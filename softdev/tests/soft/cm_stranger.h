@@ -60,7 +60,8 @@ static inline struct soft_cm_message expect_cm_message(int fd, enum soft_cm_type
 static const struct soft_cm_message good_request = {
 	.type = SOFT_CM_REQ, .port_space = RDMA_PS_TCP, .qp_type = IBV_QPT_RC, .qpn = 77, .psn = 5};
 
-/* Send a request to a listener. Returns the socket; `server` receives the side of the request. */
+/* Send a request to a listener. Returns the client's socket, and stores the server side of the
+ * connection in `server`. */
 static inline int send_good_request(struct side *listener, struct side *server)
 {
 	int fd = connect_tcp(port_of(listener->id));
@@ -82,8 +83,8 @@ static inline enum soft_cm_state state_of(const struct side *side)
 	return state;
 }
 
-/* Wait until the device notices that the client is gone. The application must not get an event for
- * this, but accepting or rejecting the request must fail. Destroys the request. */
+/* Wait until the device notices that the client is gone. Check that the application gets no event
+ * and cannot accept or reject the request. Then destroy the request. */
 static inline void expect_silent_end(struct side *listener, struct side *request)
 {
 	struct rdma_conn_param answer = parameters(NULL, 0);

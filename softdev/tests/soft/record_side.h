@@ -58,8 +58,8 @@ static inline bool receive_exactly(int fd, void *bytes, size_t length)
 
 static uint32_t record_left[1024]; /* unread bytes of the current record, by descriptor */
 
-/* Read the next bytes of frames across records. Returns false if the channel or the stream has
- * ended. */
+/* Read the next `length` bytes of frames, which may span several records. Returns false if the
+ * channel or the stream has ended. */
 static inline bool receive_record_bytes(int fd, void *bytes, size_t length)
 {
 	uint8_t header[RECORD_HEADER];

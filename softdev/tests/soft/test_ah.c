@@ -73,7 +73,7 @@ static void expect_modify_to_rtr(struct ibv_ah_attr path, struct options options
 }
 
 /* Check addresses with a LID but no GRH, which InfiniBand applications use. Only the port's own LID
- * is valid, and RoCE has no LIDs. */
+ * is valid. With RoCE, the port has no LID, so every LID is rejected. */
 static void only_the_ports_own_lid_is_a_valid_address(void)
 {
 	struct side a, b;
@@ -126,8 +126,8 @@ static void init_ah_from_wc_reverses_the_grh(struct side *side)
 	};
 
 	CHECK(!memcmp(&attr, &expected, sizeof(attr)));
-	/* A foreign address, a multicast address, and a header of neither IP version are
-	 * rejected. */
+	/* The call rejects a foreign destination, a multicast destination, and a header that is not
+	 * IPv4 or IPv6. */
 	for (int wrong = 0; wrong < 3; wrong++) {
 		struct ibv_grh bad = grh;
 

@@ -74,7 +74,7 @@ static void index_pkey_and_ece_queries_return_fixed_results(struct side *a)
 	CHECK_EQUAL(verbs->ibv_get_pkey_index(a->context, 1, 0x7fff), -1);
 	CHECK_EQUAL(verbs->ibv_get_pkey_index(a->context, 2, 0xffff), -1);
 	CHECK_OK(verbs->ibv_query_qp_data_in_order(a->qp, IBV_WR_RDMA_WRITE, 0));
-	/* ECE is not supported, and a query returns zeros (ibv_query_ece(3), ibv_set_ece(3)). */
+	/* ECE is not supported. A failed query stores zeros (ibv_query_ece(3), ibv_set_ece(3)). */
 	CHECK_EQUAL(verbs->ibv_query_ece(a->qp, &ece), EOPNOTSUPP);
 	CHECK_EQUAL(ece.vendor_id | ece.options | ece.comp_mask, 0);
 	CHECK_EQUAL(verbs->ibv_set_ece(a->qp, &ece), EOPNOTSUPP);

@@ -15,7 +15,7 @@ static void record_value(uint64_t before)
 }
 
 /* Increment the word with the CPU instead of the device, as the owner's application may do.
- * Alternate between bursts and about the rate of the peer. */
+ * Alternate between bursts and a rate close to the peer's. */
 static void *update_by_cpu(void *count)
 {
 	for (; !__atomic_load_n(&done, __ATOMIC_SEQ_CST); ++*(uint64_t *)count) {

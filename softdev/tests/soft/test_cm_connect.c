@@ -183,7 +183,7 @@ static void connect_and_accept_enforce_private_data_limits(void)
 	side_queue_pair(&it.client);
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, &ask), EINVAL);
 	ask.private_data_len = 56;
-	ask.initiator_depth = 254; /* exceeds the device's limit, but 255 requests the maximum */
+	ask.initiator_depth = 254; /* above the device's limit; 255 would mean the maximum */
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, &ask), EINVAL);
 	ask.initiator_depth = RDMA_MAX_INIT_DEPTH;
 	CHECK_OK(rdma->rdma_connect(it.client.id, &ask));
@@ -230,7 +230,7 @@ static void move_queue_pair(struct side *side, struct ibv_qp *qp, enum ibv_qp_st
 	CHECK(mask & IBV_QP_STATE);
 	if (own_psns)
 		attr.rq_psn = attr.sq_psn = 5;
-	attr.ah_attr.dlid = 0xbeef; /* not used by RoCE, so applications may set it */
+	attr.ah_attr.dlid = 0xbeef; /* a LID, which RoCE ignores */
 	CHECK_OK(rdma->ibv_modify_qp(qp, &attr, mask));
 }
 
@@ -247,8 +247,8 @@ static struct ibv_qp *create_own_queue_pair(struct side *side)
 	return qp;
 }
 
-/* Send a message in each direction. The helpers expect the queue pairs in the ids. The ids must not
- * keep them, because the application manages these queue pairs itself. */
+/* Send a message in each direction. The ids refer to the queue pairs only during the exchange,
+ * because the helpers use the ids. The application manages the queue pairs itself. */
 static void exchange_messages(struct side *client, struct ibv_qp *client_qp, struct side *server,
 			      struct ibv_qp *server_qp)
 {
@@ -376,7 +376,8 @@ static void rep_is_rejected_if_client_queue_pair_is_in_error(void)
 }
 
 /* Check that a connection to a port that is bound but has no listener is rejected. The port belongs
- * to another id, or to the client itself if `own` is set. TCP would connect it to itself. */
+ * to another id, or to the client itself if `own` is set. With TCP, the client would then connect
+ * to itself. */
 static void connect_to_port_without_listener_is_rejected(bool own)
 {
 	struct side taken = open_bound_side(RDMA_PS_TCP, host, 0);

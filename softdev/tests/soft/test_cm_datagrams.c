@@ -44,8 +44,8 @@ static void accept_lookup(struct rdma_cm_id *id, uint32_t qpn, const char *text)
 	CHECK_OK(rdma->rdma_accept(id, &said));
 }
 
-/* Check that the lookup returns this queue pair number and private data. Then close the asking
- * side, and destroy `request` unless it is NULL. */
+/* Check that the lookup returned `qpn` and the private data `text`. Then close `asker`, and destroy
+ * `request` unless it is NULL. */
 static void expect_found(struct side *asker, uint32_t qpn, const char *text,
 			 struct rdma_cm_id *request)
 {
@@ -105,7 +105,7 @@ static void rejected_lookup_reports_unreachable(void)
 	side_close(&asker);
 }
 
-/* Check that a lookup on a port without a service is repeated for a while, because a server may be
+/* Check that a lookup is repeated for a while if the port has no service. The server may be
  * replacing its service. */
 static void lookup_retries_while_port_has_no_service(bool comes_late)
 {
@@ -130,8 +130,6 @@ static void lookup_retries_while_port_has_no_service(bool comes_late)
 	side_close(&asker);
 }
 
-/* Check that a request outlives its listener, and that it can be accepted after the asker is
- * gone. */
 static void request_outlives_its_listener_and_asker(void)
 {
 	struct side service = serve_at(host, 0, 0);
@@ -273,7 +271,8 @@ static void malformed_datagrams_are_ignored(void)
 	send_cm_message(fd, &there, &(struct soft_cm_message){.type = SOFT_SIDR_REP, .number = 5});
 	send_cm_message(fd, &there, &question);
 	CHECK_OK(rdma->rdma_destroy_id(take_lookup(&service, "")));
-	/* Destroying the id of the valid request rejects it. No other datagram gets a response. */
+	/* The valid request was rejected when its id was destroyed. The other datagrams get no
+	 * response. */
 	CHECK_EQUAL(receive_cm_message(fd, &from).type, SOFT_SIDR_REP);
 	expect_nothing(service.channel);
 	close(fd);

@@ -84,8 +84,8 @@ static void create_and_destroy_qp(struct ibv_context *context)
 	CHECK_OK(rdma->ibv_dealloc_pd(pd));
 }
 
-/* Check that the connection manager's devices stay open after rdma_free_devices(), and after their
- * last id is destroyed, because programs continue to use them. */
+/* Check that the CM's devices stay open after rdma_free_devices(), and after their last id is
+ * destroyed. A program may still be using them. */
 static void device_stays_open_after_free_devices(void)
 {
 	struct ibv_context **list, *context;

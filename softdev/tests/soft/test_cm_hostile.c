@@ -113,8 +113,8 @@ static void invalid_requests_are_rejected_with_the_right_reason(void)
 		bytes[SOFT_MAD_HEADER + cases[i].at] = cases[i].value;
 		write_all(fd, bytes, sizeof(bytes));
 		CHECK_EQUAL(expect_cm_message(fd, SOFT_CM_REJ).reason, cases[i].reason);
-		/* TCP may send a reset if the listener closes a connection with unread data. No
-		 * further message follows in any case. */
+		/* The listener may close the connection with unread data, which makes TCP send a
+		 * reset. Nothing else may follow the rejection. */
 		expect_closed(fd);
 	}
 	expect_listener_works(&listener);
@@ -206,7 +206,6 @@ static void notify_reports_established_once_before_rtu(void)
 	side_close(&listener);
 }
 
-/* Test a client that sends MRA twice instead of RTU. */
 static void second_mra_instead_of_rtu_is_a_connect_error(void)
 {
 	static const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
@@ -259,8 +258,8 @@ static bool has_channels_depending_on_engine(void)
 	return depend;
 }
 
-/* Check that no channel depends on the engine's thread if the application accepts early wake-ups.
- * The thread would otherwise have to wake up for every incoming frame. */
+/* Check that no channel needs the engine's thread once the application accepts early wake-ups.
+ * Otherwise, each incoming frame would have to wake up the thread. */
 static void channels_with_early_wake_up_need_no_engine_thread(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -282,7 +281,6 @@ static void channels_with_early_wake_up_need_no_engine_thread(void)
 	side_close(&listener);
 }
 
-/* Check that destroying a listener closes its half-open connections. */
 static void destroyed_listener_closes_half_open_connections(void)
 {
 	struct side listener = listen_at(host, 0);
@@ -296,15 +294,15 @@ static void destroyed_listener_closes_half_open_connections(void)
 		expect_closed(fds[i]);
 }
 
-/* Test a flood of silent connections beyond the half-open limit. The oldest must be closed,
- * requests must get through, and the process must keep free file descriptors. */
+/* Open more silent connections than the half-open limit allows. The listener must close the excess
+ * connections and still accept requests, and the process must keep free file descriptors. */
 static void flood_of_silent_clients_is_limited(bool few_descriptors)
 {
 	enum {
 		CLIENTS = 400,
 		LIMIT = 64,
-		CLOSING = 16
-	}; /* CLOSING: left by expect_listener_works() */
+		CLOSING = 16 /* connections that expect_listener_works() may leave behind */
+	};
 	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = listen_at(host, 0);
 	static int clients[CLIENTS];
@@ -508,7 +506,6 @@ static void server_protocol_violation_is_a_connect_error(void)
 	close(server);
 }
 
-/* Test a server that closes the connection after its first message. */
 static void server_close_after_mra_is_a_connect_error(void)
 {
 	uint16_t port;

@@ -24,8 +24,8 @@ static void id_can_be_destroyed_in_every_state_before_connect(void)
 	side_close(&side);
 }
 
-/* Check that a client can be rejected after its queue pair was destroyed with ibv_destroy_qp(). A
- * rejection normally moves the queue pair to the error state. */
+/* Check that a client can be rejected after its queue pair has been destroyed with
+ * ibv_destroy_qp(). The CM must not try to move this queue pair to the error state. */
 static void client_without_queue_pair_can_be_rejected(void)
 {
 	struct connection it = open_requested_connection();
@@ -43,8 +43,6 @@ enum goes {
 	QUEUE_PAIR_ONLY, /* the id remains until rdma_disconnect() */
 };
 
-/* Check that the peer is notified when the id of a connection, its queue pair or both are
- * destroyed. */
 static void peer_is_notified_when_id_or_qp_is_destroyed(enum goes what)
 {
 	struct connection it = open_connection();
@@ -68,8 +66,6 @@ static void peer_is_notified_when_id_or_qp_is_destroyed(enum goes what)
 	connection_close(&it);
 }
 
-/* Check that all ids share one device context, and that the application may use it after destroying
- * the id. */
 static void device_context_is_shared_and_outlives_ids(void)
 {
 	struct side side = side_with_id();
@@ -117,7 +113,6 @@ static void *destroy_id_in_thread(void *id)
 	return NULL;
 }
 
-/* Check that rdma_destroy_id(3) waits until all events taken from the id are acknowledged. */
 static void destroy_id_waits_for_unacknowledged_events(void)
 {
 	struct side side = side_with_id();
@@ -216,8 +211,8 @@ static void wait_survives_destruction_of_its_channel(bool late)
 	CHECK_OK(sigaction(SIGUSR1, &before, NULL));
 }
 
-/* Destroy the channel before its ids, which is the wrong order. The peers must still be
- * notified. */
+/* rdma_destroy_event_channel(3) requires that all ids of a channel are destroyed first. If they are
+ * not, the peers must still be notified. */
 static void destroying_channel_before_ids_notifies_peers(void)
 {
 	struct connection it = open_connection();
@@ -294,7 +289,8 @@ static void migrating_to_null_makes_id_synchronous(void)
 
 /* ---- calls in the wrong state -------------------------------------------------------------- */
 
-/* Check that each call fails in the id's current state unless `allowed` contains its letter. */
+/* Check that every call fails in the current state of `id`, except the calls whose letters are in
+ * `allowed`. */
 static void expect_calls_fail(struct rdma_cm_id *id, const char *allowed)
 {
 	union address address = address_of(host, 0), to = address_of(host, 7777);

@@ -68,7 +68,7 @@ static struct soft_cm_mad example_mad(enum soft_cm_type type)
 	return mad;
 }
 
-/* Consecutive bytes, not all of them zero. The offset is relative to the end of the MAD header. */
+/* Expected bytes, whose offset `at` is relative to the end of the MAD header. */
 struct run {
 	uint8_t at;
 	const char *hex;
@@ -153,8 +153,8 @@ static void decoder_rejects_invalid_header_fields(void)
 	}
 }
 
-/* Test decoding from a stream. Truncated messages are incomplete, corrupted ones and those of
- * unknown type are invalid, and REQ and REP keep their port numbers. */
+/* Check that the decoder reports truncated messages as incomplete (EAGAIN), and corrupted or
+ * unknown ones as invalid (EPROTO). REQ and REP must keep their port numbers. */
 static void stream_decoder_detects_truncation_and_corruption(void)
 {
 	for (int type = SOFT_CM_REQ; type <= SOFT_SIDR_REP; type++) {

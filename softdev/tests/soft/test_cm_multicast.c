@@ -47,7 +47,6 @@ static void queue_pair_is_attached_while_id_is_joined(const char *text)
 	side_close(&side);
 }
 
-/* Check that a group joined twice must be left twice. */
 static void group_joined_twice_must_be_left_twice(void)
 {
 	struct side side = open_side_with_qp();
@@ -63,7 +62,6 @@ static void group_joined_twice_must_be_left_twice(void)
 	side_close(&side);
 }
 
-/* Check that leaving a group drops its unread MULTICAST_JOIN event. */
 static void leaving_drops_the_unread_join_event(void)
 {
 	struct side side = open_bound_side(RDMA_PS_UDP, "127.0.0.1", 0);
@@ -77,7 +75,6 @@ static void leaving_drops_the_unread_join_event(void)
 	side_close(&side); /* still a member of the other group */
 }
 
-/* Check that a queue pair can be destroyed while its id is in a group. */
 static void queue_pair_can_be_destroyed_while_joined(void)
 {
 	struct side side = open_side_with_qp();

@@ -78,7 +78,6 @@ static void address_change_is_reported_to_bound_ids(void)
 	side_close(&unbound);
 }
 
-/* Check that removing one of two devices affects only the ids bound to its address. */
 static void removing_one_device_spares_ids_of_the_other(void)
 {
 	struct ibv_context **list;

@@ -122,14 +122,14 @@ static void connections_to_one_port_share_a_stream(void)
 
 /* ---- a peer in our hands ------------------------------------------------------------------- */
 
-/* Encode SOFT_RECORD_END for channel 0, with which a client selects the handshake's stream. */
+/* Encode the record that selects the handshake's stream: SOFT_RECORD_END for channel 0. */
 static void encode_path_selection(uint8_t at[RECORD_HEADER])
 {
 	record_header(at, SOFT_RECORD_END, 0, 0, 0);
 }
 
-/* Check that the active side uses the stream if the passive side's shared-memory port does not
- * belong to a process. The active side must send a selection record on the stream. */
+/* Check that the client uses the stream if no process owns the server's shared-memory port. The
+ * client must send a selection record on the stream. */
 static void client_falls_back_to_stream_without_shm_peer(void)
 {
 	uint8_t expected[RECORD_HEADER], record[RECORD_HEADER], bytes[SOFT_FRAME_HEADER];

@@ -121,8 +121,6 @@ static unsigned revoke_all(struct soft_cma *cma)
 
 /* ---- copying ------------------------------------------------------------------------------- */
 
-/* Check that a copy fails if the owner has not mapped all of its memory, or if the destination is
- * read-only. */
 static void copy_fails_on_unmapped_or_read_only_memory(void)
 {
 	struct scene scene;
@@ -141,8 +139,8 @@ static void copy_fails_on_unmapped_or_read_only_memory(void)
 	} else {
 		process_receive(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 8 * PAGE), SOFT_CMA_UNREADABLE);
-		/* The next copy fails at its second page, which is read-only. The one after it
-		 * starts in this page, so it fails immediately. */
+		/* Make the second page read-only. The next copy fails at this page, and the copy
+		 * after it fails immediately because it starts there. */
 		CHECK_OK(mprotect(memory + PAGE, PAGE, PROT_READ));
 		process_receive(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 2 * PAGE), SOFT_CMA_UNWRITABLE);
@@ -158,16 +156,16 @@ static void copy_fails_on_unmapped_or_read_only_memory(void)
 	end(&scene);
 }
 
-/* ThreadSanitizer may allocate memory during a copy. The resulting page faults make the copy look
- * like one into fresh pages. */
+/* ThreadSanitizer may allocate memory during a copy. Its page faults would be mistaken for faults
+ * in fresh pages. */
 #ifdef __SANITIZE_THREAD__
 #define COUNTS_PAGES false
 #else
 #define COUNTS_PAGES true
 #endif
 
-/* Copy `count` times from the parent to the child, which calls `prepare` before each copy. The
- * child must ask the parent to back off before the last copy, but not earlier. */
+/* Copy `count` times from the parent to the child. Check that the child asks the parent to back off
+ * between the last two copies, and not before. The child calls `prepare` before each copy. */
 static void expect_back_off_at_last_copy(int count, void (*prepare)(int number, uint8_t *to))
 {
 	struct scene scene;
@@ -228,8 +226,8 @@ static void slow_copies_into_fresh_pages_do_not_count(void)
 	expect_back_off_at_last_copy(6, drop_pages_of_first_four);
 }
 
-/* Returns the mean time of reading from the ring after another read has taken one second, as if its
- * thread had been interrupted. */
+/* Read from the ring once, with a simulated interruption of one second. Returns the new mean read
+ * time. */
 static uint64_t mean_after_interrupted_read(uint64_t mean)
 {
 	struct soft_cma cma = {.ring_read_ns = mean};
@@ -248,10 +246,10 @@ static int clock_advancing_1_ms(clockid_t clock, struct timespec *time)
 	return 0;
 }
 
-/* Compare cross-memory copies with the ring. A copy is slow if it takes longer than writing to the
- * ring and reading from it together. The limit is 16 times as high if the application sleeps while
- * it waits, because the ring would wake it up repeatedly. Here the parent copies, and each copy of
- * 1 MiB takes 1 ms. */
+/* Check when a copy counts as slow. It does if it takes longer than a write to the ring plus a read
+ * from the ring. If the application sleeps while it waits, the limit is 16 times as long, because
+ * the ring would wake it up repeatedly. In this test, the parent copies, and each copy of 1 MiB
+ * takes 1 ms. */
 static void copies_back_off_only_if_the_ring_is_faster(void)
 {
 	static const struct {

@@ -1,6 +1,6 @@
-/* Test long messages, which one process sends to another as descriptors of its memory. Some tests
- * deregister the memory before it is copied. The results must be the same if the kernel forbids
- * copying. */
+/* Test long messages, for which the receiving process copies the data directly from the sender's
+ * memory. Some tests deregister this memory before the copy. The results must be the same if the
+ * kernel forbids copying. */
 #define _GNU_SOURCE
 #include "cma_side.h"
 #include "trace_side.h"
@@ -25,7 +25,7 @@ static bool is_parent(const struct scene *scene)
 	return scene->process.child;
 }
 
-/* Bring up the queue pairs and exchange a message in each direction, so that they are connected. */
+/* Bring up the queue pairs, and connect them by exchanging a message in each direction. */
 static void bring_scene_up(struct scene *scene)
 {
 	struct side *side = &scene->side;
@@ -142,9 +142,9 @@ static uint64_t descriptors_sent(void)
 
 /* ---- every byte ---------------------------------------------------------------------------- */
 
-/* Transfer one message. Its memory is split into `pieces` at the requester, and for SENDs at the
- * responder as well. The side that receives the data must copy the long frames directly and nothing
- * else. */
+/* Transfer one message. The requester's memory is split into `pieces` SGEs, and for a SEND, the
+ * responder's memory is split as well. The receiving side must copy all long frames directly, and
+ * no other data. */
 static void transfer_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32_t length,
 			     int pieces, size_t at, unsigned seed)
 {
@@ -333,10 +333,9 @@ static void expect_access_error(struct side *side)
 	expect_state(side, IBV_QPS_ERR);
 }
 
-/* Deregister the responder's memory after it has responded. The requester gets a remote access
- * error (IBTA 9.7.4.1.5), and the responder's application gets an event. Later responses are
- * revoked as well, but the requester does not use up retries for them. The request therefore
- * completes with the same status if the requester has no retries. */
+/* Deregister the responder's memory after the responder has sent its responses. The requester must
+ * get a remote access error (IBTA 9.7.4.1.5), and the responder's application must get an event.
+ * Revoked responses use up no retries, so the status must be the same if `retry_cnt` is 0. */
 static void responder_deregistration_causes_access_error(uint8_t retry_cnt, unsigned reads)
 {
 	struct scene scene;
@@ -396,9 +395,9 @@ static void hold_child_lock(struct scene *scene)
 	process_barrier(&scene->process);
 }
 
-/* Deregister the memory of the requester's WRITE, and then the responder's memory. In the meantime,
- * the responder refuses the WRITE. The READ was posted before the WRITE, so the error of the READ
- * is reported. */
+/* Deregister the source of a WRITE at the requester. When the responder has refused the WRITE,
+ * deregister the responder's memory as well, so that an earlier READ fails, too. The requester must
+ * report the error of the READ, because the READ was posted first. */
 static void first_error_wins_when_both_sides_deregister(void)
 {
 	struct scene scene;
@@ -433,14 +432,16 @@ static void first_error_wins_when_both_sides_deregister(void)
 	close_scene(&scene);
 }
 
-/* Wait until the side has handled everything its peer sent before it failed. */
+/* Wait until the link to the failed peer is gone. By then, the side has handled all frames that the
+ * peer sent. */
 static void await_disconnect(struct side *side)
 {
 	while (LOCKED(soft_qp_of(side->qp)->link != NULL))
 		CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
 }
 
-/* Expire the timer that waits for a response from the peer. */
+/* Run the handler of the timer that limits how long a queue pair may take to connect to its
+ * peer. */
 static void expire_reach_timer(struct side *side)
 {
 	struct soft_timer *timer = &soft_qp_of(side->qp)->reach_timer;
@@ -452,10 +453,10 @@ static void expire_reach_timer(struct side *side)
 	soft_unlock();
 }
 
-/* Fail the owner, whose memory is copied, before the peer handles the descriptors: move its queue
- * pair to the error state and deregister the memory. A queue pair in the error state sends no
- * responses, so the peer gets no access error. If the request is a READ, it fails when the peer's
- * retries are exhausted (IBTA 9.7.6.1.3). Otherwise, the peer's receive stays posted. */
+/* Before the peer copies the owner's memory, move the owner's queue pair to the error state and
+ * deregister the memory. A queue pair in the error state sends no responses, so the peer must not
+ * get an access error. A READ fails when the peer's retries are exhausted (IBTA 9.7.6.1.3). For
+ * other requests, the peer's receive stays posted. */
 static void failed_owner_sends_no_access_error(enum ibv_wr_opcode opcode)
 {
 	const bool read = opcode == IBV_WR_RDMA_READ;
@@ -499,8 +500,8 @@ static void failed_owner_sends_no_access_error(enum ibv_wr_opcode opcode)
 	close_scene(&scene);
 }
 
-/* Move the responder's queue pair to the error state and deregister its memory before it handles a
- * request for this memory. */
+/* Move the responder's queue pair to the error state and deregister its memory. The responder must
+ * not have handled the request for this memory yet. */
 static void failed_responder_exhausts_requester_retries(enum ibv_wr_opcode opcode, uint32_t length)
 {
 	struct scene scene;

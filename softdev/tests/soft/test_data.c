@@ -17,8 +17,8 @@ static void read_excludes_bytes_of_later_requests(struct side *a, struct side *b
 	};
 	enum { LARGE = 32000 };
 
-	/* Repeat until the device would exceed its limit for copied bytes if it did not release
-	 * them. */
+	/* Repeat so often that the copied bytes would exceed the device's limit if the device did
+	 * not release them. */
 	for (unsigned round = 0; round < 40; round++) {
 		struct request chain[2] = {
 			{.opcode = IBV_WR_RDMA_READ,

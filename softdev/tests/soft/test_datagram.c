@@ -1,4 +1,4 @@
-/* Test datagrams between processes, and other datagrams that arrive at their sockets. */
+/* Test datagrams between processes, and invalid datagrams from other sockets. */
 #include "ud/ud.h"
 #include "ud_side.h"
 
@@ -56,8 +56,8 @@ static void check_grh(const uint8_t *grh, const struct address *from, const stru
 	}
 }
 
-/* Send messages between two processes in turns. The child responds to the source of the first
- * message. */
+/* Let two processes take turns sending messages. The child sends to the source address of the first
+ * message it received. */
 static void processes_exchange_datagrams_with_valid_grh(const char *ip)
 {
 	enum { ROUNDS = 100 };

@@ -63,8 +63,8 @@ static void engine_thread_ends_when_its_descriptors_are_closed(void)
 	expect_no_device_thread();
 }
 
-/* Check that destroying the device's objects leaves reused descriptors alone, even if a queue pair
- * is modified first. Nothing can wake up the device's thread, which is asleep. */
+/* Close all descriptors and reuse them for pipes. Destroying the device's objects must not affect
+ * the pipes, even if a queue pair is modified first (`modifies`). */
 static void expect_reused_descriptors_stay(bool modifies)
 {
 	struct side a, b;
@@ -103,7 +103,6 @@ static void close_after_modify_leaves_reused_descriptors_alone(void)
 	expect_reused_descriptors_stay(true);
 }
 
-/* Check that destroying the last object also closes its context and ends the device's thread. */
 static void destroying_last_object_ends_the_device_thread(void)
 {
 	struct ibv_context *context = open_device();

@@ -67,7 +67,6 @@ static void fourth_device_can_be_listed_and_used(void)
 	PAIR(send_one_message, .device = 3);
 }
 
-/* Check that devices differ in their names, GUIDs and addresses. */
 static void devices_differ_in_name_guid_and_address(void)
 {
 	struct side sides[2];
@@ -108,7 +107,6 @@ static void devices_can_connect_to_each_other(void)
 	close_pair(&a, &b);
 }
 
-/* Check that a queue pair cannot be reached at the GID of another device. */
 static void queue_pair_is_unreachable_at_another_devices_gid(void)
 {
 	struct side a, b;
@@ -315,7 +313,6 @@ static void faults_apply_only_to_the_named_device(void)
 	close_pair(&c, &d);
 }
 
-/* Check that objects of different devices cannot be combined. */
 static void objects_of_different_devices_cannot_be_combined(void)
 {
 	struct side a, b;

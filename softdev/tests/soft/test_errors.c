@@ -185,7 +185,7 @@ static void reads_beyond_responder_depth_are_refused(void)
 		expect_wc(&a, i, IBV_WC_WR_FLUSH_ERR);
 	close_pair(&a, &b);
 
-	/* With a depth of 0, the READ could never be sent. */
+	/* The value 255 sets the READ depth to 0, so this READ could never be sent. */
 	OPEN_PAIR(&a, &b, .depth = 255);
 	RUN(&a, IBV_WC_LOC_QP_OP_ERR, IBV_WR_RDMA_READ, .wr_id = 1, .length = 8, REMOTE(&b, 0));
 	close_pair(&a, &b);
@@ -255,8 +255,9 @@ static void post_rejects_wrong_state_invalid_wr_and_full_queue(void)
 	close_pair(&a, &b);
 }
 
-/* Check that a CQ overrun raises an event, stops all further completions, and moves the CQ's queue
- * pairs to the error state once (IBTA 11.6.3.2). The CQ remains unusable. */
+/* Check that a CQ overrun stops all further completions and moves the CQ's queue pair to the error
+ * state (IBTA 11.6.3.2). The CQ and the queue pair each raise one event, and the CQ remains
+ * unusable. */
 static void cq_overrun_stops_cq_and_fails_its_queue_pairs(void)
 {
 	struct side a, b;
@@ -333,7 +334,6 @@ static void reset_or_destroy_removes_unpolled_completions(bool destroyed)
 	close_pair(&b, &a);
 }
 
-/* Check that a reset removes completions from both the send CQ and the receive CQ. */
 static void reset_removes_completions_from_both_cqs(struct side *a)
 {
 	struct ibv_cq *receives = verbs->ibv_create_cq(a->context, 4, NULL, NULL, 0);

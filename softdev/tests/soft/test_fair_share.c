@@ -55,7 +55,7 @@ static int evict_peer(void)
 	return (int)(place - peers);
 }
 
-/* Returns whether the two peers share a bucket on one of the levels. */
+/* Returns whether the peers share a bucket on any level from `first` to `last`. */
 static bool share_bucket(const struct soft_place *one, const struct soft_place *other, int first,
 			 int last)
 {
@@ -109,7 +109,8 @@ static void oldest_peer_of_the_fullest_host_is_evicted(void)
 	}
 }
 
-/* Returns whether a host shares no bucket with the hosts of a flood. */
+/* Returns whether `host` shares no bucket with FLOOD hosts, whose addresses are made from
+ * `format`. */
 static bool shares_no_bucket_with(const char *host, const char *format)
 {
 	begin();
@@ -122,7 +123,6 @@ static bool shares_no_bucket_with(const char *host, const char *format)
 	return true;
 }
 
-/* Check that a flood from one network evicts only peers of this network. */
 static void flood_from_a_network_evicts_only_its_own_peers(const char *format)
 {
 	const char *before[2];
@@ -143,8 +143,8 @@ static void flood_from_a_network_evicts_only_its_own_peers(const char *format)
 }
 
 /* Check that the newest peer is never evicted, because the caller that has just added it still uses
- * it. Here it belongs to the fullest network, and shares a bucket with a host elsewhere that
- * exceeds its share. */
+ * it. In this test, its network is the fullest, and it also shares a bucket with another network's
+ * host, which exceeds its share. */
 static void newest_peer_is_never_evicted(void)
 {
 	char host[32];

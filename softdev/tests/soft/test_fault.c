@@ -7,7 +7,6 @@
 
 /* ---- fault specs -------------------------------------------------------------------------- */
 
-/* Check that the error message names the invalid part of a spec. */
 static void invalid_fault_spec_error_quotes_the_invalid_part(void)
 {
 	static const struct {
@@ -214,9 +213,9 @@ static void receive_number(struct side *b, uint8_t number)
 	CHECK_EQUAL(b->memory[64 * number], number);
 }
 
-/* Check that delayed frames arrive in order. The delay is set after the link has come up if
- * `up_before` is set, and otherwise before. Requests must succeed without retries, although the
- * delay exceeds the time for all retries. */
+/* Check that delayed frames arrive in order and cause no retries, although the delay is longer than
+ * the timeouts of all retries together. If `up_before` is set, the delay starts when the link is
+ * already up. */
 static void delayed_frames_arrive_in_order_without_retries(bool up_before)
 {
 	struct aiordma_fault_counts before = fault_counts();
@@ -313,7 +312,6 @@ static void delayed_frames_use_limited_memory(void)
 	no_faults();
 }
 
-/* Check that the device does not exceed the rate in the spec. */
 static void device_does_not_exceed_the_rate(void)
 {
 	enum { LONG = 400000 };
@@ -356,7 +354,6 @@ static void lost_frame_is_recovered_by_retry(const char *which)
 	no_faults();
 }
 
-/* Check that a spec with `qp` affects only this queue pair. */
 static void fault_spec_with_qp_affects_only_that_queue_pair(void)
 {
 	struct side a, b, c, d;

@@ -8,8 +8,8 @@ enum {
 	LENGTH = 1 << 20, /* many frames */
 	RIGHTS = ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL,
 	OPERATIONS = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_RDMA_WRITE,
-	/* Rights of a queue pair. Its regions lack the last one, as in programs that only sometimes
-	 * use persistent memory. */
+	/* Rights of a queue pair. No region has the persistent right, as in programs that only
+	 * sometimes use persistent memory. */
 	EVERYTHING = RIGHTS | IBV_ACCESS_FLUSH_PERSISTENT,
 };
 

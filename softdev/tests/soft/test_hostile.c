@@ -87,10 +87,10 @@ static void wait_until_all_is_read(const struct scene *scene)
 	}
 }
 
-/* Check that a frame that refers to its payload, instead of containing it, ends the connection when
- * it arrives on a socket. This kind of frame is allowed only through shared memory, from a process
- * on this host, and may be longer than a socket record. The device must not treat the bytes that
- * follow as payload, whether they arrive with the header or later. */
+/* Check that a frame with descriptors of its payload ends the connection if it arrives on a socket.
+ * Descriptors are allowed only through shared memory, from a process on this host, and their frames
+ * may be longer than a socket record. The device must not treat the bytes after the header as
+ * payload, whether they arrive with the header or later. */
 static void payload_descriptor_on_a_socket_ends_the_connection(void)
 {
 	static const uint32_t lengths[] = {8192, SOFT_FRAME_MAX + 1};
@@ -170,9 +170,9 @@ static void unread_read_responses_do_not_block_other_qps(void)
 	close_scene(&scene);
 }
 
-/* Check that the device limits how many bytes it copies for READs (read_order.c). Short READs wait
- * for the response of a long one while WRITEs overwrite their bytes, so the device copies these
- * bytes first. It must not send the copies after the region has been deregistered. */
+/* Check that the device copies only a limited number of bytes for READs (read_order.c). Short READs
+ * wait behind a long one while WRITEs overwrite their bytes, so the device copies these bytes
+ * first. It must not send the copies after the region has been deregistered. */
 static void copies_for_delayed_reads_are_limited(void)
 {
 	enum { BIG = 8 << 20, SHORT = 32 * 1024, DEPTH = 4 };

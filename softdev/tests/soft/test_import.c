@@ -1,4 +1,4 @@
-/* Tests of objects imported into another context: ibv_import_device(3), ibv_import_pd(3),
+/* Test objects imported into another context: ibv_import_device(3), ibv_import_pd(3),
  * ibv_import_mr(3), ibv_import_dm(3). */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
@@ -76,8 +76,8 @@ static void imported_domain_and_region_act_like_the_originals(struct side *a, st
 	verbs->ibv_unimport_mr(import_of_it);
 	dereg(bound);
 
-	/* Deregistering one import ends access through every handle of the region. The remaining
-	 * handles must still be unimported. */
+	/* Deregistering one import ends access through every handle of the region. The other
+	 * handles still have to be released with ibv_unimport_mr(). */
 	struct ibv_mr *other = verbs->ibv_import_mr(pd, b->mr->handle);
 
 	CHECK(other);

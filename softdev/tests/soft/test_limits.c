@@ -1,4 +1,4 @@
-/* Tests of process limits (setrlimit(2)) that restrict the device. */
+/* Test process limits (setrlimit(2)) that restrict the device. */
 #include <sys/resource.h>
 
 #include "verbs_side.h"

@@ -1,4 +1,4 @@
-/* Tests of streams that are late, break, or carry data that no correct peer would send. */
+/* Test streams that are late, break, or carry data that no correct peer would send. */
 #include "adopted_side.h"
 #include "ud_side.h"
 
@@ -10,8 +10,8 @@
 
 /* ---- making the stream --------------------------------------------------------------------- */
 
-/* Check that a peer with the wrong PSN is rejected even if the mismatch cannot be detected before
- * RTS. Only the transition to RTS sets a queue pair's own send PSN. */
+/* Check that a peer with the wrong PSN is rejected even if the mismatch is detected late. A queue
+ * pair's own send PSN is not set before RTS. */
 static void peer_with_wrong_psn_is_rejected_after_rts(void)
 {
 	struct side a, b;
@@ -222,7 +222,8 @@ static void malformed_streams_and_hellos_do_not_disturb_others(void)
 		CHECK_EQUAL(send(fds[i], bytes, (size_t)(i % 40), MSG_NOSIGNAL), i % 40);
 	}
 	expect_closed(fds[0]); /* evicted as the oldest */
-	/* The streams with a wrong HELLO have no channel either, so the device evicted them. */
+	/* The device has also evicted the streams with a wrong HELLO, because they have no
+	 * channel. */
 	for (int wrong = 1; wrong < 4; wrong++)
 		expect_closed(guesses[wrong]);
 	struct side c, d;
@@ -285,10 +286,10 @@ static int stoppable_clock(clockid_t clock, struct timespec *now)
 	return 0;
 }
 
-/* Check that the device refuses a HELLO without checking it, even a correct one, once its stream
- * has used up its guesses. If the device checked this HELLO, it would hold it until the queue pair
- * is ready. A new stream is allowed only one guess, because a peer can open any number of streams.
- * A stream with full credit, such as one from the CM, is allowed a thousand more. */
+/* Check whether the device refuses a correct HELLO that follows `wrong` incorrect ones on the same
+ * stream. If the stream has guesses left, the device holds the HELLO until the queue pair is ready.
+ * A new stream has only one guess, because a peer can open any number of streams. A stream with
+ * full credit, such as one from the CM, has a thousand more. */
 static void hello_is_refused_unchecked_after_too_many_guesses(bool of_cm, uint32_t wrong,
 							      bool unseen)
 {
@@ -325,8 +326,8 @@ static void hello_is_refused_unchecked_after_too_many_guesses(bool of_cm, uint32
 }
 
 /* Bring up a side that connects to a listening socket of the test. The queue pair with the smaller
- * number connects first, so the test takes a higher number than any device has. Returns the socket,
- * and stores the test's number in `*highest`. */
+ * number opens the stream, so the test uses a number higher than that of any device. Returns the
+ * socket, and stores the test's number in `*highest`. */
 static int open_side_towards_listener(struct side *side, uint32_t *highest)
 {
 	int door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -392,8 +393,8 @@ static void queue_pair_in_error_withdraws_its_hello(void)
 	close_side(&side);
 }
 
-/* Check that a request fails if the peer withdraws its HELLO while the response is in flight. The
- * data sent after the response has reached the peer's kernel, but not its queue pair. */
+/* Check that a request fails if the peer withdraws its HELLO before it handles the response. The
+ * request's data has reached the peer's kernel by then, but not its queue pair. */
 static void request_fails_if_the_peer_withdraws_its_hello(struct side *side)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE], record[RECORD_HEADER];
@@ -523,8 +524,8 @@ static void expect_frame_fails_qp(const struct soft_frame *said, bool refused)
 }
 
 /* Check that the device sends END after a malformed frame, and a NAK after a request that is
- * invalid only in its context. The responses among the malformed frames have the PSN of the first
- * request, which was never posted. */
+ * invalid only in its context. Some of the malformed frames are responses, although no request was
+ * posted. */
 static void malformed_frame_moves_the_queue_pair_to_error(void)
 {
 	static const struct soft_frame ends[] = {
@@ -566,8 +567,8 @@ static void malformed_frame_moves_the_queue_pair_to_error(void)
 	static const struct soft_frame refused[] = {
 		{.opcode = SOFT_SEND, .length = 8, .flags = SOFT_FRAME_CONTINUES},
 		{.opcode = SOFT_WRITE, .length = 8, .flags = SOFT_FRAME_CONTINUES},
-		/* a path MTU that differs from this side's, so that the PSNs stand for other
-		 * offsets; a handshake would detect the mismatch */
+		/* a path MTU that differs from this side's, so that the same PSNs refer to
+		 * different offsets; a handshake would detect the mismatch */
 		{.opcode = SOFT_SEND, .length = 8, .syndrome = IBV_MTU_256},
 		/* a length that contradicts the message's length */
 		{.opcode = SOFT_WRITE, .length = 8, .dma_length = 4},
@@ -585,7 +586,6 @@ static void malformed_frame_moves_the_queue_pair_to_error(void)
 		expect_frame_fails_qp(&refused[i], true);
 }
 
-/* Check that a response with one fault fails its request with IBV_WC_BAD_RESP_ERR. */
 static void malformed_response_completes_with_bad_resp_err(void)
 {
 	const struct {

@@ -1,5 +1,5 @@
-/* Tests of a stream between two addresses, which the device treats as a stream to another machine
- * (liveness.c). They run in a network namespace, so that they can cut the path. */
+/* Test a stream between two addresses, which the device treats as a stream to another machine
+ * (liveness.c). The tests run in a network namespace, so that they can cut the path. */
 #define _GNU_SOURCE /* unshare */
 #include "link/link_internal.h"
 
@@ -36,7 +36,8 @@ static bool enter_own_network(void)
 	       set_loopback(true);
 }
 
-/* Connect a stream from 127.0.0.1 to 127.0.0.2. The test plays the peer on `*other`. */
+/* Connect a stream from 127.0.0.1 to 127.0.0.2. Returns the device's end, and stores the test's end
+ * in `*other`. */
 static int connect_streams(int *other)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET};
@@ -98,8 +99,8 @@ static int option(int fd, int level, int name)
 }
 
 /* Check that the device keeps a path whose peer has stopped reading, as long as the peer's machine
- * responds. The peer's process may just be stopped. The intervals between the kernel's probes grow
- * until they exceed the time limit. */
+ * responds. The peer's process may only be stopped. The test lasts until the kernel's probes, whose
+ * intervals grow, are further apart than the time limit. */
 static void path_is_kept_while_the_peer_is_stopped(void)
 {
 	uint64_t last = 0;
@@ -122,8 +123,8 @@ static void path_is_kept_while_the_peer_is_stopped(void)
 }
 
 /* Check that a connection fails if the other machine does not respond to data within the time
- * limit. Time during which the engine did not run does not count, because a stopped process must
- * not mistake its own silence for its peer's. */
+ * limit. Time during which this side's engine did not run must not count, because the silence may
+ * be this side's fault. */
 static void connection_fails_when_the_path_is_lost(bool stops)
 {
 	struct side a;
@@ -156,9 +157,9 @@ static void connection_fails_when_the_path_is_lost(bool stops)
 }
 
 /* Check the time limit of a path. It is the configured timeout, or the queue pair's total timeout
- * if that is longer (IBTA 9.7.6.1.3). A queue pair timeout of 0 means that there is no limit. If
- * the owner has called end_with_peer, the kernel also probes the path while no data is in flight,
- * and these probes use the configured timeout only. */
+ * if that is longer (IBTA 9.7.6.1.3). A queue pair timeout of 0 disables the limit. After
+ * end_with_peer, the kernel also probes idle paths. These probes use only the configured
+ * timeout. */
 static void path_limit_is_the_longer_of_both_timeouts(void)
 {
 	static const struct {
@@ -261,7 +262,6 @@ static void idle_path_is_not_probed_without_end_with_peer(void)
 	close_side(&a);
 }
 
-/* Check that an invalid timeout is rejected with an explanation. */
 static void invalid_path_timeout_is_rejected(void)
 {
 	static const char *const wrong[] = {"soon", "0",  "3601", "5s",

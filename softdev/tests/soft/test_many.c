@@ -83,7 +83,7 @@ static void send_all(void)
 		CHECK_EQUAL(words(1)[i], i);
 }
 
-/* Check that an idle device uses almost no CPU time once earlier work has settled. */
+/* Wait until the device has finished its work and uses less than a fifth of a CPU. */
 static void check_idle(void)
 {
 	uint64_t cpu, time;

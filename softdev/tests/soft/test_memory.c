@@ -1,6 +1,5 @@
-/* Tests of memory regions of all kinds (on demand, null, file-backed, device memory), of
- * reregistration, and of parent domains: ibv_reg_mr(3), ibv_rereg_mr(3), ibv_alloc_dm(3),
- * ibv_advise_mr(3). */
+/* Test memory regions of all kinds (on demand, null, file-backed, device memory), reregistration,
+ * and parent domains: ibv_reg_mr(3), ibv_rereg_mr(3), ibv_alloc_dm(3), ibv_advise_mr(3). */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 #include "objects/objects.h"
@@ -103,7 +102,7 @@ static void on_demand_region_checks_pages_on_access(struct side *a, struct side 
 	    .rkey = bind.bind_mw.rkey); /* a read-only page */
 	connect_again(a, b);
 	CHECK_OK(b->context->ops.dealloc_mw(mw));
-	/* A hole also causes an error as the source of a local request. */
+	/* A local request also fails if its data is in a hole. */
 	CHECK_OK(munmap(memory + PAGE, PAGE));
 	struct request local = {.opcode = IBV_WR_SEND, .wr_id = 2, .length = 64, .lkey = mr->lkey};
 
@@ -162,8 +161,8 @@ static void own_region_populates_pages_on_first_access(struct side *a, struct si
 	munmap(memory, 4 * PAGE);
 }
 
-/* Check that a local region of the whole address space includes memory mapped later, and cannot
- * grant rights to peers. */
+/* Check that a region of the whole address space can be registered only for local access, and that
+ * it includes memory mapped later. */
 static void address_space_region_is_local_and_includes_later_maps(struct side *a, struct side *b)
 {
 	REFUSED(soft_reg_own_mr(a->pd, NULL, SIZE_MAX,

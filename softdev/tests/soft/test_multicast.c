@@ -1,4 +1,4 @@
-/* Tests of multicast groups (IBTA vol 1, 10.5; ibv_attach_mcast(3)). Queue pairs that have left a
+/* Test multicast groups (IBTA vol 1, 10.5; ibv_attach_mcast(3)). Queue pairs that have left a
  * group are tested in tests/verbs/test_multicast.py. */
 #include "ud/ud.h"
 #include "ud_side.h"

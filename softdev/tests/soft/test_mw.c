@@ -1,4 +1,4 @@
-/* Tests of memory windows and invalidation: ibv_alloc_mw(3), ibv_bind_mw(3), ibv_post_send(3); IBTA
+/* Test memory windows and invalidation: ibv_alloc_mw(3), ibv_bind_mw(3), ibv_post_send(3); IBTA
  * 9.4.1.1, 10.6.6, 10.6.7. The access that a window grants, and its end, are tested on every device
  * in tests/verbs/test_memory_window.py. */
 #include "adopted_side.h"
@@ -152,7 +152,6 @@ static void device_reports_window_capabilities(struct side *side)
 	CHECK_OK(dealloc(mw));
 }
 
-/* Check that local requests cannot use a window's key, which is for peers only. */
 static void window_key_cannot_be_used_as_an_lkey(struct scene *scene)
 {
 	uint32_t key = bind_window(scene, bind_info_of(scene->mr, 0, 4096, REMOTE_RIGHTS));
@@ -232,7 +231,7 @@ static void local_invalidate_fails_without_a_bound_window(void)
 }
 
 /* Check that an invalidation stops a transfer in progress, and that nothing accesses the memory
- * after its completion. */
+ * after the invalidation has completed. */
 static void invalidation_stops_a_transfer_in_progress(void)
 {
 	enum { BIG = 64 << 20 };
@@ -267,7 +266,7 @@ static void invalidation_stops_a_transfer_in_progress(void)
 
 /* ---- binds that fail ----------------------------------------------------------------------- */
 
-/* Post a type 2 bind, and check that it fails and that the posted receive is flushed. Closes the
+/* Post a type 2 bind. Check that it fails and that the posted receive is flushed, and close the
  * scene. */
 static void expect_bind_of_fails(struct scene *scene, struct ibv_mw *mw, uint32_t rkey,
 				 struct ibv_mw_bind_info info)
@@ -369,7 +368,6 @@ static void bind_with_wrong_region_window_or_key_fails(void)
 	expect_bind_fails(&scene, next_key(key), bind_info_of(scene.mr, 0, 64, REMOTE_RIGHTS));
 }
 
-/* Check that errors detectable at post time are reported immediately. */
 static void invalid_bind_is_rejected_when_posted(struct scene *scene)
 {
 	struct ibv_mw_bind_info info = bind_info_of(scene->mr, 0, 64, REMOTE_RIGHTS);
@@ -384,8 +382,8 @@ static void invalid_bind_is_rejected_when_posted(struct scene *scene)
 	expect_no_wc(&scene->b);
 }
 
-/* Check that a bind fails if its window is deallocated before the bind executes. The bind waits in
- * SQD (IBTA 10.3.1.5). */
+/* Check that a bind fails if its window is deallocated before the bind executes. The queue pair is
+ * in SQD, which delays the bind (IBTA 10.3.1.5). */
 static void bind_of_a_deallocated_window_fails(struct scene *scene)
 {
 	CHECK_OK(to_state(&scene->b, IBV_QPS_SQD));

@@ -1,4 +1,4 @@
-/* Tests of queue pair numbers, which encode the process's port and are otherwise unpredictable. */
+/* Test queue pair numbers, which encode the process's port and are otherwise unpredictable. */
 #define _GNU_SOURCE /* unshare */
 #include "verbs_side.h"
 
@@ -118,7 +118,7 @@ static int bind_unix_name(uint16_t port)
 }
 
 /* Check that the device skips a port that is in use for TCP, UDP or the Unix socket. If no port is
- * free, a queue pair cannot be created until a port is released. Runs in its own network
+ * free, a queue pair cannot be created until a port is released. The test runs in its own network
  * namespace. */
 static void device_skips_ports_that_are_in_use(void)
 {

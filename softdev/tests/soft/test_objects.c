@@ -1,4 +1,4 @@
-/* Tests of devices, ports, GIDs, protection domains, memory regions, CQs and their events: what the
+/* Test devices, ports, GIDs, protection domains, memory regions, CQs and their events: what the
  * calls return, when they fail, and when they wait. */
 #define _GNU_SOURCE /* unshare */
 #include <sched.h>
@@ -458,8 +458,8 @@ static void cqs_sharing_a_channel_take_turns(struct side *a, struct side *b)
 
 static struct side *acking;
 
-/* Acknowledge the event once the main thread sleeps in ibv_destroy_cq, according to its state in
- * `tid_file`. */
+/* Acknowledge the event once the main thread sleeps in ibv_destroy_cq(). `tid_file` is the path of
+ * that thread's stat file in /proc. */
 static void *ack_later(void *tid_file)
 {
 	for (;;) {
@@ -480,7 +480,6 @@ static void *ack_later(void *tid_file)
 	return NULL;
 }
 
-/* Check that ibv_destroy_cq waits until every event that was read has been acknowledged. */
 static void destroy_cq_waits_for_unacknowledged_events(struct side *a, struct side *b)
 {
 	struct ibv_cq *cq;
@@ -508,7 +507,7 @@ static void resize_cq_keeps_unpolled_completions(void)
 	OPEN(&a);
 	OPEN(&b, .cqe = 5);
 	connect_pair(&a, &b);
-	/* Go around the ring once, so that its contents wrap. */
+	/* The rounds make the completions wrap around the end of the CQ's ring. */
 	for (int round = 0; round < 3; round++) {
 		for (unsigned i = 0; i < 4; i++)
 			send_one(&a, &b, 0);

@@ -1,5 +1,5 @@
-/* Tests of frames that are partly sent when the send queue fails, a message restarts, the queue
- * pair ends, or the port goes down. The peer must receive these frames whole, with their original
+/* Test frames that have been partly sent when the send queue fails, a message restarts, the queue
+ * pair ends, or the port goes down. The peer must receive each frame completely, with its original
  * data. The test plays the peer and decides when to read. */
 #include <sys/socket.h>
 
@@ -26,8 +26,8 @@ struct stage {
 
 static uint8_t payload[SOFT_FRAME_MAX];
 
-/* Limits of sendmsg in bytes, which this program replaces with --wrap. `most_at_once` limits each
- * call. `most_in_all` limits the total of all calls, after which sendmsg fails with EAGAIN. */
+/* This program wraps sendmsg() to limit its output. `most_at_once` is the maximum number of bytes
+ * for each call. `most_in_all` is the number of bytes after which all calls fail with EAGAIN. */
 static size_t most_at_once = SIZE_MAX, most_in_all = SIZE_MAX;
 static int sent; /* number of successful calls since the limits were set */
 
@@ -181,9 +181,9 @@ static size_t read_until_failed(struct stage *stage, uint8_t *begun, size_t room
 	return count;
 }
 
-/* Check that a request fails if the memory of its second frame is deregistered while its first
- * frame is being sent. If `draining` is true, the queue pair is in SQD at that time. The first
- * frame keeps its data, even if a UC queue pair reuses the request's slot for its next message. */
+/* Deregister the memory of a request's second frame while its first frame is being sent. The
+ * request must fail. The first frame must keep its data, even if the next message of a UC queue
+ * pair reuses the request's slot. If `draining` is set, the queue pair is in SQD. */
 static void request_fails_when_memory_of_its_rest_is_deregistered(bool uc, bool draining)
 {
 	static uint8_t begun[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_FRAME_MAX];
@@ -219,7 +219,6 @@ static void request_fails_when_memory_of_its_rest_is_deregistered(bool uc, bool 
 	close_stage(&stage);
 }
 
-/* Check that the stream is closed if memory for the rest of a frame cannot be allocated. */
 static void stream_closes_if_rest_of_frame_cannot_be_allocated(struct stage *stage)
 {
 	shortage_begin(1);
@@ -237,8 +236,8 @@ static void put_record(struct stage *stage, size_t length)
 	path->calls->put(path, SOFT_RECORD_DATA, STREAM_CHAN, 0, &iov, &end, 1);
 }
 
-/* Check that a stream sends no more data in a step after an allocation has failed, even for other
- * queue pairs. */
+/* Check that a stream on which an allocation has failed sends no more data in the same step, even
+ * for other queue pairs. */
 static void stream_sends_nothing_more_after_failed_allocation(struct stage *stage)
 {
 	soft_lock();
@@ -271,9 +270,8 @@ static bool is_rnr_wait_over(struct soft_qp *qp)
 	return LOCKED(!qp->rnr_waiting);
 }
 
-/* Check that a message restarts after an RNR NAK for a frame that is still being sent. The device
- * finishes this frame before it sends the message again, whether or not the RNR timer expires first
- * (`over_first`). */
+/* Check that a message restarts after an RNR NAK for a frame that has been partly sent. The device
+ * must finish this frame first, even if the RNR timer has already expired (`over_first`). */
 static void message_restarts_after_rnr_nak_for_partly_sent_frame(bool over_first)
 {
 	enum { RETRIES = 3 };
@@ -469,9 +467,8 @@ static void begin_to_delay(void)
 	soft_progress();
 }
 
-/* Check that only the first request of a thread that has announced its next poll is sent
- * immediately. The others are sent at the next step, or when the thread withdraws the
- * announcement. */
+/* Check that a thread that has announced its next poll sends only its first request immediately.
+ * The others are sent at the next step, or when the thread withdraws its announcement. */
 static void only_first_post_before_announced_poll_is_sent_at_once(struct stage *stage)
 {
 	uint8_t byte;
@@ -556,7 +553,6 @@ static void delayed_frames_wait_while_their_port_is_down(struct stage *stage)
 	soft_announce_poll(-1);
 }
 
-/* Check that the child of a fork does not send inherited output. */
 static void forked_child_does_not_send_inherited_output(struct stage *stage)
 {
 	limit_sending(SIZE_MAX, RECORD_HEADER);

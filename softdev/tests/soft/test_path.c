@@ -1,10 +1,9 @@
-/* Tests of the path between two processes, which carries the frames of all their queue pairs. They
+/* Test the path between two processes, which carries the frames of all their queue pairs. The tests
  * apply to every kind of path. */
 #include "leaks.h"
 #include "verbs_side.h"
 #include "link/link_internal.h"
 
-/* Check that additional queue pairs need no additional sockets. */
 static void additional_queue_pairs_need_no_sockets(void)
 {
 	enum { MANY = 20 };

@@ -1,4 +1,4 @@
-/* Tests of a process that exits right after receiving messages. Its peer's requests must succeed,
+/* Test a process that exits right after receiving messages. Its peer's requests must succeed,
  * as with cards, which acknowledge data in memory whatever happens to the process. Idle queue pairs
  * whose peer exits are tested in tests/pair/test_hosts.c. */
 #include "verbs_side.h"
@@ -160,8 +160,8 @@ static bool waits_for_a_receive(struct side *side)
 	return LOCKED(soft_qp_of(side->qp)->rnr_waiting);
 }
 
-/* Wait until the child's socket has received the parent's request again, and read the request
- * without refusing it. Returns with the lock held. */
+/* Wait until the parent has sent its request again, and take the request from the child's socket
+ * before the device can refuse it. Returns with the lock held. */
 static void steal_next_request(struct side *side)
 {
 	char record[SOFT_TCP_RECORD_HEADER + SOFT_FRAME_HEADER + 8];
@@ -209,7 +209,7 @@ static struct soft_shm_peer *peer_of(const struct soft_qp *qp)
 	return soft_container(soft_link_of(qp)->chan.path, struct soft_shm_peer, path);
 }
 
-/* Let the child's device read messages up to the first one that it refuses, and one more. The
+/* Let the child's device read records until it refuses a message, and then one more record. The
  * caller must hold the lock. */
 static void refuse_one(struct side *side)
 {
@@ -228,9 +228,9 @@ static uint64_t bytes_written(struct side *side)
 	return LOCKED(peer_of(soft_qp_of(side->qp))->out.position);
 }
 
-/* Check that a refused message counts as unread after the parent has sent it again, although the
- * new copy is behind later messages in the ring. The child holds the lock, so that its device reads
- * only the messages that the test lets it read. */
+/* Check that a refused message counts as unread although the parent has sent it again. The new copy
+ * is behind later messages in the ring. The child holds the lock, so that its device reads messages
+ * only in refuse_one(). */
 static void resent_message_fails_if_the_peer_exits_unready(void)
 {
 	enum { COUNT = 5, LENGTH = 8 };

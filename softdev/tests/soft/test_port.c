@@ -1,5 +1,4 @@
-/* Tests of device and port events (ibv_get_async_event(3)), which aiordma_embedded_raise
- * simulates. */
+/* Test device and port events (ibv_get_async_event(3)), which aiordma_embedded_raise simulates. */
 #define _GNU_SOURCE /* unshare */
 #include <arpa/inet.h>
 #include <net/if.h>
@@ -44,7 +43,6 @@ static void send_one(struct side *from, struct side *to, uint64_t wr_id)
 	expect_wc(to, wr_id, IBV_WC_SUCCESS);
 }
 
-/* Check that a short port failure delays messages but loses none. */
 static void short_port_failure_delays_but_loses_no_messages(void)
 {
 	struct side a, b;
@@ -76,7 +74,8 @@ static void short_port_failure_delays_but_loses_no_messages(void)
 	send_one(&b, &a, 3);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	CHECK(!has_event(&a));
-	/* Destroy the pair while the port is down. The port of the next device must be active. */
+	/* Close the pair while the port is down. The port must be active when the device is opened
+	 * again. */
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	close_pair(&a, &b);
 	OPEN_PAIR(&a, &b);
@@ -120,7 +119,6 @@ static void requests_fail_when_port_failure_outlasts_retries(struct side *a, str
 	CHECK(!has_event(b));
 }
 
-/* Check that requests fail if only the port of the peer process is down. */
 static void requests_fail_when_only_the_peers_port_is_down(void)
 {
 	struct process process = process_split();
@@ -160,7 +158,7 @@ static void uc_loses_messages_while_the_port_is_down(struct side *a, struct side
 	send_one(b, a, 4);
 }
 
-/* Check that connections work after a LID change, because peers are not found by LID. */
+/* Check that a LID change affects no connections. The device does not use LIDs to find peers. */
 static void connections_survive_a_lid_change(struct side *a, struct side *b)
 {
 	struct side c, d;
@@ -439,8 +437,8 @@ static void change_route(unsigned long request, unsigned short flags)
 	close(fd);
 }
 
-/* Check the results of entering RTR and of creating an address handle for 203.0.113.1 (TEST-NET-3).
- * `expected` depends on the routing table. */
+/* Enter RTR with 203.0.113.1 (TEST-NET-3) as the peer, and create an address handle for this
+ * address. Both must return `expected`, which depends on the routing table. */
 static void expect_route_result(struct side *side, int expected)
 {
 	struct address there = address_of_side(side);

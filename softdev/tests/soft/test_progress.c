@@ -1,5 +1,5 @@
-/* Tests of progress. The engine's thread does the device's work while the application is busy.
- * Application threads do this work while they poll. If there is no work, no thread runs. */
+/* Test which threads do the device's work. The engine's thread does it while the application is
+ * busy, and application threads do it while they poll. An idle device uses no CPU time. */
 #define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "engine/engine_internal.h"
 #include "leaks.h"
@@ -107,7 +107,6 @@ static void device_thread_blocks_all_but_fault_signals(void)
 	close_side(&side);
 }
 
-/* Check that an idle device with open connections uses no CPU time. */
 static void idle_connection_uses_no_cpu(struct side *a, struct side *b)
 {
 	send_one_message(a, b);
@@ -310,7 +309,7 @@ static bool has_armed_cq(void)
 	return LOCKED(soft_engine_may_have_sleeper());
 }
 
-/* Make the side's last acknowledgement due again, but delay it until hurry_acknowledgement is
+/* Mark the side's last acknowledgement as unsent, and delay it until hurry_acknowledgement() is
  * called. */
 static void delay_acknowledgement(struct side *side)
 {
@@ -337,9 +336,8 @@ static void hurry_acknowledgement(struct side *b)
 }
 
 /* Check that the child of a fork cannot use its parent's device, but can open its own device and
- * close the inherited objects. An acknowledgement that is delayed during the fork belongs to the
- * parent. The child's device must not send it, and must not raise an event in the parent because it
- * was not sent. */
+ * close the inherited objects. The parent has delayed an acknowledgement. The child must not send
+ * it, and must not cause an event in the parent. */
 static void child_cannot_use_parents_device_but_opens_its_own(void)
 {
 	struct ibv_async_event event;
@@ -426,9 +424,9 @@ static void transferred_parts_are_counted_except_the_last(struct side *a, struct
 	}
 }
 
-/* Check that progress() counts a request that an application thread has served for a peer, even if
- * the request is small and the application is idle. Requests served by the device's thread are not
- * counted, so the peer repeats its request until one is counted. */
+/* Check that progress() counts a peer's request that an application thread has served, even if the
+ * request is small and the application is idle. The peer repeats its request until one is counted,
+ * because the device's thread may serve the first ones. */
 static void progress_counts_requests_served_by_application(void)
 {
 	const uint64_t told = (uint64_t)1 << 32;
@@ -457,8 +455,8 @@ static void progress_counts_requests_served_by_application(void)
 }
 
 /* Check that a process counts its writes to an awake peer and to a sleeping peer separately, except
- * over TCP. One counted write to the awake peer is sufficient. On a busy machine, the peer's
- * application may not run while its device's thread serves a thousand requests. */
+ * over TCP. Writes to the awake peer are repeated until one is counted. On a busy machine, the
+ * peer's device thread may serve many of them before the peer's application runs. */
 static void writes_to_awake_and_asleep_peers_are_counted(void)
 {
 	enum { TIMES = 1000, DONE = 1 };
@@ -498,8 +496,9 @@ static void writes_to_awake_and_asleep_peers_are_counted(void)
 	close_peers(&process, &side);
 }
 
-/* Check that peers stop notifying if one thread sleeps on an armed CQ while another polls a
- * different CQ, as UCX does for datagrams. They must notify again once the CQ is armed again. */
+/* Check that peers no longer notify this process of completions on an armed CQ if it only polls
+ * another CQ. UCX uses CQs like this for datagrams. The peers must notify the process again once
+ * the CQ is armed again. */
 static void armed_cq_is_ignored_while_another_cq_is_polled(struct side *side)
 {
 	struct ibv_wc wc;
@@ -552,9 +551,9 @@ static long count_sleeps_in_polls(struct side *side, int polls)
 	return after.ru_nvcsw - before.ru_nvcsw;
 }
 
-/* Check that a polling thread sleeps instead of yielding if its yields are slow, so that it keeps
- * its time slice for the next message. The thread does not sleep if its yields are fast, or if
- * soft_busy_poll has declared that it will stop polling and sleep soon. */
+/* Check that a polling thread sleeps instead of yielding if its yields are slow. By sleeping, it
+ * keeps its time slice for the next message. The thread must not sleep if its yields are fast, or
+ * if soft_busy_poll() has announced that it will soon stop polling and sleep. */
 static void polling_thread_sleeps_if_its_yields_are_slow(struct side *side)
 {
 	__atomic_store_n(&pace, STANDS, __ATOMIC_RELAXED);

@@ -1,4 +1,4 @@
-/* Tests of create_qp_ex and of the wr_* builders (ibv_wr_post(3)): what the builders reject and
+/* Test create_qp_ex and the wr_* builders (ibv_wr_post(3)): what the builders reject and
  * copy. Each operation is tested in tests/verbs/test_batch.py. */
 #include "extended_side.h"
 #include "ud_side.h"
@@ -284,7 +284,6 @@ static void inline_data_is_copied_when_set(void)
 	close_pair(&a, &b);
 }
 
-/* Check that inline data and the word of an ATOMIC WRITE need no SGE. */
 static void inline_data_and_atomic_write_need_no_sge(void)
 {
 	const uint64_t word = 0x0102030405060708;

@@ -1,5 +1,5 @@
-/* Tests for requests that the responder refuses. It refuses a request before executing any part of
- * it, and reports the first error that applies (IBTA 9.7.4.1). */
+/* Test requests that the responder refuses. It refuses a request before executing any part of it,
+ * and reports the first error that applies (IBTA 9.7.4.1). */
 #include "verbs_side.h"
 
 /* Post a chain whose last request is refused with `status`, and expect `event` at the responder. */

@@ -91,7 +91,7 @@ async def both_ways(conns: tuple[Connection, Connection], messages: list[bytes])
 
 
 class HeldRails:
-    """Holds back rail 1 on the connecting side until the instance is called."""
+    """A patch that keeps rail 1 from coming up until the instance is called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         acknowledged = OfferingRails._acknowledged
@@ -705,7 +705,7 @@ BEGIN = OfferingRails.begin
 
 
 def late_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Hold back rail keys until the returned function is called. `begin_rails` starts the rails."""
+    """Hold back rail keys, and return a function that sends them. Rails start in `begin_rails`."""
     late: list[tuple[Share, SendQueue]] = []
     tell = Share._announce_key
     monkeypatch.delattr(OfferingRails, "begin")

@@ -44,7 +44,7 @@ ENDPOINT = endpoint_at(HOST)
 async def victim(
     factory: ConnectionFactory, *, rails: bool = True, **options: Any
 ) -> AsyncIterator[tuple[Connection, RawPeer]]:
-    """Yield an accepted two-device connection whose rail clock is frozen, and also its raw peer."""
+    """Yield a two-device connection and its raw peer. The connection's rail clock is frozen."""
     options = {"config": SMALL, "device": TWO, "via": factory.via, **options}
     async with await listen(factory.host, **options) as listener:
         data = replace(hello(), rails=rails).pack()
@@ -241,18 +241,18 @@ class Sent(WorkRequest):
         super().__init__(OperationKind.SEND, send, memory.address, len(data), memory.lkey)
 
     def done(self, byte_len: int) -> None:
-        """Do nothing when the peer has received the frame."""
+        """Ignore the completion."""
 
     def failed(self, error: BaseException) -> None:
-        """Do nothing when the peer has ended the connection."""
+        """Ignore the error."""
 
     def release(self) -> None:
-        """Release nothing, because the test owns the memory."""
+        """Keep the memory, which the test owns."""
 
 
 @contextmanager
 def resume(rail: Rail, number: int, frames: int = 0) -> Iterator[None]:
-    """Send a Resume with this number on `rail` that reports `frames` received frames."""
+    """Post a Resume on `rail`, and keep its memory until the block ends."""
     assert rail.queue is not None
     assert rail.endpoint is not None
     data = frame(FrameKind.CONTROL, protocol.encode(protocol.Resume(number, rail.number, frames)))

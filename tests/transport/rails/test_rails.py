@@ -180,7 +180,7 @@ def raise_route_error(*_: object) -> NoReturn:
 def on_offer_sent(
     monkeypatch: pytest.MonkeyPatch, happens: Callable[[Rails, Rail], object], *, lost: bool
 ) -> None:
-    """Call `happens` after each rail offer is sent. If `lost`, drop the offer before the call."""
+    """Call `happens` after each rail offer. If `lost`, the offer itself is not sent."""
     tell = Rails._send
 
     def send_and_notify(self: Rails, message: protocol.Message) -> None:

@@ -16,9 +16,9 @@ MB = 1 << 20
 
 
 async def carried(sender: Connection, receiver: Connection, data: Any, into: Any = None) -> None:
-    """Send the same data repeatedly until both rails have carried some of it.
+    """Send the data repeatedly until both rails have carried some of it.
 
-    The first messages can finish before the second rail has its keys.
+    The first messages may use only one rail, because the second one lacks its keys.
     """
     expected = b"".join(data) if isinstance(data, list) else bytes(getattr(data, "view", data))
     for _ in range(20):

@@ -49,10 +49,10 @@ def next_line(process: subprocess.Popen[str]) -> str:
 
 
 def answer_while_stopped(conn: Connection, reader: subprocess.Popen[str]) -> None:
-    """Have the device answer the READs on the lead only after the reader has stopped.
+    """Let the device answer the READs of a stopped reader on the lead rail.
 
-    This function blocks the loop, so it returns before the loop has handled the port's events,
-    which break the rail.
+    The port is down until the reader has stopped. This function blocks the loop, so the loop
+    handles the port events, which break the rail, only after it returns.
     """
     queue_pair, device = conn._queue.qp, TWO[0].encode()
     assert lib.aiordma_embedded_raise_on(device, EventType.PORT_ERR) == 0
@@ -68,7 +68,7 @@ def answer_while_stopped(conn: Connection, reader: subprocess.Popen[str]) -> Non
 
 
 def hold_resume(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Hold back the calls that promote a rail to lead and announce it to the peer."""
+    """Hold back and return the calls that make a rail the lead and announce it to the peer."""
     held: list[Callable[[], None]] = []
     resume = Failover._resume
 
