@@ -26,7 +26,6 @@ static struct soft_frame receive_frame(const struct stage *stage, uint8_t *paylo
 	return receive_stream_frame(stage->fd, payload, 4 * PIECE);
 }
 
-/* Expect a NAK for a repeated READ whose memory can no longer be read. */
 static void expect_refusal(const struct stage *stage, uint32_t psn)
 {
 	struct soft_frame frame = receive_frame(stage, NULL);
@@ -147,7 +146,7 @@ static void stream_queue_pair_runs_no_retry_timer(struct stage *stage)
 	CHECK(LOCKED(!soft_qp_of(stage->side.qp)->retry_timer.running));
 }
 
-/* At most half of the PSN space is in flight, including the PSNs of READ responses. */
+/* The PSNs reserved for READ responses count as in flight. */
 static void at_most_half_of_the_psn_space_is_in_flight(struct stage *stage)
 {
 	struct side *side = &stage->side;
@@ -196,9 +195,8 @@ static bool is_partial(struct stage *stage)
 	return partial;
 }
 
-/* Repeated responses occupy response slots. If this leaves no slot for a new READ, the responder
- * treats the READ as lost. It does not report that the requester has exceeded the limit on
- * READs. */
+/* Repeated responses occupy response slots. A new READ that finds no free slot is treated as lost.
+ * It is not reported as an error, because the requester has not exceeded its limit on READs. */
 static void read_without_response_slot_is_treated_as_lost(struct stage *stage)
 {
 	memset(stage->side.memory, 0xaa, LONG);
@@ -215,9 +213,8 @@ static void read_without_response_slot_is_treated_as_lost(struct stage *stage)
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
-/* The requester may already have received the data, so the owner may have deregistered the memory.
- * In that case, the responder refuses the rest of a repeated response, but the queue pair stays
- * usable. */
+/* The memory of a READ may be deregistered once the requester has the data. If the requester
+ * repeats the READ, it receives a NAK, but the queue pair stays usable. */
 static void repeated_read_of_deregistered_memory_is_refused(struct stage *stage)
 {
 	struct side *side = &stage->side;
@@ -259,9 +256,8 @@ static void expect_read_data(const struct stage *stage, uint32_t psn, uint64_t f
 	CHECK_EQUAL(soft_take64(long_payload), first);
 }
 
-/* Raise max_dest_rd_atomic in SQD while responses are waiting (ibv_modify_qp(3)). The waiting
- * responses are still sent, and contain the data as it was before a later WRITE. READs up to the
- * new limit are answered, too. */
+/* Raise max_dest_rd_atomic in SQD while responses are waiting (ibv_modify_qp(3)). These responses
+ * must return the data from before the WRITE. READs up to the new limit must be accepted. */
 static void waiting_responses_survive_a_higher_read_limit(void)
 {
 	enum {

@@ -1,5 +1,5 @@
-/* Tests for the record ring: records at all positions, a writer and a reader thread that sleep
- * whenever they can, and shared memory that the other side has corrupted. */
+/* Tests of the record ring. They write records at all positions, run a writer and a reader thread
+ * that sleep whenever they can, and corrupt the shared memory as a malicious peer might. */
 #define _GNU_SOURCE /* memfd_create */
 #include "cm_check.h"
 #include "path/shm/copy.h"
@@ -58,7 +58,6 @@ static void expect_record(uint32_t kind, uint32_t to, uint32_t from, uint32_t le
 	soft_ring_release(&reader, &record);
 }
 
-/* Each copy routine writes every byte of the destination range, and no byte outside it. */
 static void copy_writes_exactly_the_destination_range(void)
 {
 	enum { MOST = 70000, BESIDE = 64 };

@@ -57,7 +57,6 @@ static void gap_causes_one_nak_and_duplicates_are_acknowledged(struct stage *sta
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
-/* Invalid packets from the peer or from another host have no effect and get no response. */
 static void invalid_packets_are_dropped_without_response(void)
 {
 	static const struct {
@@ -88,8 +87,8 @@ static void invalid_packets_are_dropped_without_response(void)
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.pkey = 0x1234;
 	send_packet(&stage, packet);
-	/* Send a packet from another host, first with the ICRC for that host's address, and then
-	 * with the ICRC for the peer's address. */
+	/* Packets from another host are dropped, whether their ICRC is valid for the address of
+	 * that host or for the address of the peer. */
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	send_bytes(stage.stranger, bytes, build(bytes, stranger_gid, &packet));
 	send_bytes(stage.stranger, bytes, build(bytes, peer_gid, &packet));
@@ -256,8 +255,8 @@ static void expect_empty(const struct stage *stage, uint32_t number, uint32_t ms
 	next_packet(stage, SOFT_ROCE_READ_RESPONSE_ONLY);
 }
 
-/* ATOMIC WRITE and FLUSH are answered individually. A duplicate is answered again, but writes
- * nothing. */
+/* Each ATOMIC WRITE and each FLUSH gets its own response. Duplicates are answered again, but a
+ * duplicate ATOMIC WRITE does not write again. */
 static void atomic_write_and_flush_get_empty_read_responses(void)
 {
 	struct stage stage;
@@ -298,7 +297,8 @@ static void send_packets_together(const struct stage *stage, const struct soft_r
 	send_bytes(stage->peer, bytes, length);
 }
 
-/* A FLUSH that repeats no earlier request must not drop waiting responses, whatever its PSN. */
+/* A FLUSH whose PSN is in the past, but which does not match an earlier request, must not drop
+ * waiting responses. */
 static void forged_duplicate_flush_keeps_waiting_responses(struct stage *stage)
 {
 	send_packets_together(
@@ -309,9 +309,8 @@ static void forged_duplicate_flush_keeps_waiting_responses(struct stage *stage)
 	next_packet(stage, SOFT_ROCE_ATOMIC_ACKNOWLEDGE);
 }
 
-/* A requester that does not count FLUSHes towards the limit on READs may send more FLUSHes and
- * READs than there are response slots. The responder asks for the excess requests again instead of
- * reporting an error. */
+/* Some requesters do not count FLUSHes as READs, so they may send more requests than the responder
+ * has slots for. The responder treats the excess requests as lost instead of reporting an error. */
 static void requests_beyond_response_slots_are_requested_again(void)
 {
 	struct stage stage;
@@ -336,8 +335,7 @@ static void requests_beyond_response_slots_are_requested_again(void)
 
 /* ---- what goes out --------------------------------------------------------------------------- */
 
-/* Send a WRITE with immediate data in three packets. The peer misses the second, so the last two
- * are retransmitted. */
+/* A NAK reports that the second of three packets has been lost. */
 static void write_is_resent_from_the_lost_packet(struct stage *stage)
 {
 	const uint8_t opcodes[] = {SOFT_ROCE_WRITE_FIRST, SOFT_ROCE_WRITE_MIDDLE,
@@ -367,9 +365,9 @@ static void write_is_resent_from_the_lost_packet(struct stage *stage)
 	expect_no_response(stage);
 }
 
-/* A peer answers ATOMIC WRITE and FLUSH with an empty READ response (IBTA annex A19). A response
- * with data must belong to another request. Both operations count as READs. If max_rd_atomic is 0,
- * the requester sends them one at a time. */
+/* The response to an ATOMIC WRITE or a FLUSH is an empty READ response (IBTA annex A19). A READ
+ * response with data is dropped. Both operations count towards max_rd_atomic, which is `depth`. A
+ * value of 255 stands for 0, which allows one operation at a time. */
 static void atomic_write_and_flush_complete_on_empty_response(uint8_t depth)
 {
 	const struct address peer = address_of_peer();
@@ -408,8 +406,8 @@ static void atomic_write_and_flush_complete_on_empty_response(uint8_t depth)
 	close_stage(&stage);
 }
 
-/* Packets that a host sends to our source ports must not occupy memory, because nothing reads these
- * sockets. */
+/* Nothing reads the sockets that send packets, so packets that arrive at their ports must not
+ * accumulate in memory. */
 static void source_port_sockets_queue_no_packets(struct stage *stage)
 {
 	struct sockaddr_in from;
@@ -448,8 +446,8 @@ static void rnr_nak_delays_the_retry(struct stage *stage)
 	expect_wc(&stage->side, 5, IBV_WC_SUCCESS);
 }
 
-/* `refusal` is the error of the next sendmmsg() in any thread. `splits` counts the messages that
- * the kernel is asked to split. */
+/* `refusal` makes the next sendmmsg() in any thread fail with this errno value. `splits` counts the
+ * messages that the kernel must split into packets. */
 static int refusal, splits;
 
 int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
@@ -465,9 +463,9 @@ int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 	return -1;
 }
 
-/* A full socket (EAGAIN) only delays packets. Packets are lost if they are too long for the
- * network, or if the kernel cannot split their run. After EIO, the socket no longer sends runs.
- * Other sockets still do, because they may use other network interfaces. */
+/* Packets are delayed after EAGAIN, and dropped after any other error. EIO means that the kernel
+ * cannot split a run into packets. The socket then sends single packets. Other sockets still send
+ * runs, because they may use other network interfaces. */
 static void failed_sendmmsg_delays_or_resends_packets(int error, uint32_t packets)
 {
 	struct stage stage;
@@ -539,7 +537,6 @@ static void rtr_fails_with_explanation_if_port_is_in_use(struct side *side)
 	close(bind_udp_socket(device_gid));
 }
 
-/* Descriptors that the port's owner sends to a guest are closed (share.c). */
 static void guest_closes_unexpected_descriptors(struct side *side)
 {
 	const struct address peer = address_of_peer();

@@ -53,8 +53,8 @@ static void open_grown(struct stage *stage)
 
 /* ---- the window ------------------------------------------------------------------------------ */
 
-/* The packets in flight never exceed the window. The window grows by the number of packets
- * acknowledged. An acknowledgement is requested for each quarter of the window. */
+/* The window grows by the number of packets acknowledged. An acknowledgement is requested for each
+ * quarter of the window. */
 static void packets_in_flight_never_exceed_the_window(void)
 {
 	struct stage stage;
@@ -74,7 +74,6 @@ static void packets_in_flight_never_exceed_the_window(void)
 	close_stage(&stage);
 }
 
-/* A series of short messages is limited by the window, too. */
 static void short_messages_are_limited_by_the_window(void)
 {
 	enum { LENGTH = 3, MESSAGES = 4 };
@@ -101,7 +100,6 @@ static void short_messages_are_limited_by_the_window(void)
 	close_stage(&stage);
 }
 
-/* An unused window does not grow. */
 static void unused_window_does_not_grow(void)
 {
 	struct stage stage;
@@ -119,8 +117,8 @@ static void unused_window_does_not_grow(void)
 	close_stage(&stage);
 }
 
-/* A loss halves the window, but only once for all packets then in flight. Afterwards the window
- * grows by one packet per window acknowledged. */
+/* A loss halves the window. Further losses among the packets in flight at that time do not shrink
+ * it again. The window then grows by one packet for each full window that is acknowledged. */
 static void loss_halves_the_window_once(void)
 {
 	struct stage stage;
@@ -136,7 +134,8 @@ static void loss_halves_the_window_once(void)
 	expect_burst(&stage, 3 * WINDOW + 1, WINDOW + 2);
 	report_loss(&stage, 3 * WINDOW + 1); /* a new loss */
 	expect_burst(&stage, 3 * WINDOW + 1, WINDOW / 2 + 1);
-	/* An RNR NAK means that a receive was missing, and not that a packet was lost. */
+	/* An RNR NAK reports a missing receive, not a lost packet, so it does not shrink the
+	 * window. */
 	acknowledge(&stage, stage.side.psn + 3 * WINDOW + 1, SOFT_ROCE_RNR_NAK | 1);
 	expect_burst(&stage, 3 * WINDOW + 1, WINDOW / 2 + 1);
 	close_stage(&stage);
@@ -173,8 +172,9 @@ static void congestion_notification_halves_the_window(void)
 	close_stage(&stage);
 }
 
-/* If every window of packets triggers a notification, the window shrinks to the minimum of four
- * packets plus the growth from each acknowledgement. It grows again when the notifications stop. */
+/* Each notification halves the window, but not below four packets. The acknowledgement that follows
+ * adds at least one packet, so the window settles at five. It grows again when the notifications
+ * stop. */
 static void repeated_notifications_shrink_window_to_minimum(void)
 {
 	static const uint32_t windows[] = {WINDOW, 6, 5, 5, 5};
@@ -194,7 +194,6 @@ static void repeated_notifications_shrink_window_to_minimum(void)
 	close_stage(&stage);
 }
 
-/* A notification has no effect if nothing is in flight. */
 static void notification_without_packets_in_flight_is_ignored(void)
 {
 	struct stage stage;
@@ -355,8 +354,8 @@ static void send_read_responses(const struct stage *stage, uint32_t from, uint32
 		send_read_response(stage, from + i, i == 0, i == count - 1);
 }
 
-/* A long READ is split into requests whose responses fit into the window. After a loss, the rest of
- * the request is requested again, but at most as much as fits into the current window. */
+/* A long READ is split into requests whose responses fit into the window. After a loss, the missing
+ * responses are requested again, but only as many as fit into the current window. */
 static void long_read_is_split_to_fit_the_window(void)
 {
 	struct stage stage;

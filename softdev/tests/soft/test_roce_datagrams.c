@@ -169,7 +169,6 @@ static void incoming_datagrams_have_correct_completion_and_grh(const uint8_t sou
 	close_side(&side);
 }
 
-/* Datagrams that any host can send are dropped without a response. */
 static void invalid_datagrams_are_dropped_without_response(void)
 {
 	int peer = bind_udp_socket(peer_gid, SOFT_ROCE_PORT);
@@ -181,8 +180,8 @@ static void invalid_datagrams_are_dropped_without_response(void)
 	CHECK_OK(ud_to_init(&other, QKEY));
 	struct soft_roce_packet packet = packet_to(&side, SEND, 7);
 
-	/* A datagram is dropped if no receive is posted. It has been processed by the time a later
-	 * datagram arrives at another queue pair. */
+	/* A datagram is dropped if no receive is posted. When `witness` receives a later datagram,
+	 * the device has already processed this one. */
 	send_packet(peer_gid, device_gid, packet);
 	UD_OPEN(&witness);
 	post_receive_at(&witness, 1, 0, GRH + 7);
@@ -519,7 +518,6 @@ int __wrap_socket(int domain, int type, int protocol)
 	return __real_socket(domain, type, protocol);
 }
 
-/* The device does not query the kernel for addresses and routes on every connection request. */
 static void connection_requests_cause_few_kernel_queries(void)
 {
 	const union ibv_gid from = {.raw = {[10] = 0xff, 0xff, 203, 0, 113, 1}};
@@ -562,7 +560,6 @@ static void connection_requests_cause_few_kernel_queries(void)
 
 /* ---- the port -------------------------------------------------------------------------------- */
 
-/* A port in use at one address does not affect queue pairs at other addresses. */
 static void port_in_use_affects_only_its_address(void)
 {
 	const struct address peer = {.qpn = PEER_QPN, .gid.raw = {[10] = 0xff, 0xff, 127, 0, 0, 9}};
@@ -607,8 +604,8 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 }
 
 #ifndef __SANITIZE_THREAD__ /* TSan cannot start threads in a forked child */
-/* The child owns the port, and the parent is its guest. The child's last datagram is for the
- * parent, but is still queued in the child's own socket when the child exits. */
+/* The child owns the UDP port and forwards the parent's datagrams. It exits while a datagram for
+ * the parent is still queued in its own socket. */
 static void last_datagram_of_exiting_owner_is_delivered(bool closes)
 {
 	struct process process = process_split();

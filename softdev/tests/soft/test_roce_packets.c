@@ -137,7 +137,8 @@ static void check_encode_and_decode(const struct vector *vector)
 	CHECK(soft_icrc_check(&vector->flow, vector->bytes, vector->length));
 }
 
-/* Flip each bit of a packet. The ICRC must be wrong, except for bits that routers may change. */
+/* Flip each bit of the packet in turn. The ICRC does not cover the fifth byte, which routers may
+ * change. */
 static void expect_bit_flips_detected(const struct soft_icrc_flow *flow, uint8_t *bytes,
 				      size_t length)
 {
@@ -148,8 +149,8 @@ static void expect_bit_flips_detected(const struct soft_icrc_flow *flow, uint8_t
 	}
 }
 
-/* With IPv4, one in 65,536 random ICRCs is accepted, because the identification may have any
- * value. */
+/* The check does not know the IPv4 identification, so it accepts an ICRC that is valid for any
+ * identification. This is true for one in 65,536 random ICRCs. */
 static void random_icrcs_are_rejected(struct vector *vector)
 {
 	int taken = 0;

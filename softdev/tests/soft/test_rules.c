@@ -12,7 +12,6 @@ static void expect_nothing_completes(struct side *side)
 
 /* ---- receiver not ready -------------------------------------------------------------------- */
 
-/* Only requests that need a receive are answered with RNR NAK. */
 static void only_requests_with_receive_get_rnr_nak(struct side *a, struct side *b)
 {
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
@@ -42,8 +41,8 @@ static void message_beyond_maximum_length_fails(void)
 	}
 }
 
-/* A request for zero bytes needs no valid key (C9-88), but the queue pair must allow the
- * operation. */
+/* A request for zero bytes does not require a valid key (IBTA C9-88), but the queue pair must allow
+ * the operation. */
 static void empty_request_needs_no_valid_key(void)
 {
 	static const struct {

@@ -84,7 +84,6 @@ static void forked_child_does_not_poll_inherited_rings(void)
 	close_peers(&process, &side);
 }
 
-/* An invalid setting is rejected, and the error message contains the value. */
 static void invalid_links_setting_is_rejected(void)
 {
 	expect_setting_refused(
@@ -210,8 +209,8 @@ static void early_connection_requests_are_held_up_to_a_limit(void)
 	process_join(&process);
 }
 
-/* A peer may withdraw its request before it sees the response, which is not an error. Sending an
- * invalid or incomplete frame is an error. */
+/* If `what` is 0, the peer withdraws its connection request, which is not an error. If it is 1 or
+ * 2, the peer sends an invalid or an incomplete frame, which fails the queue pair. */
 static void broken_frame_fails_qp_but_withdrawn_request_does_not(int what)
 {
 	const struct address absent = {.psn = 100, .qpn = 1}; /* the smaller QPN connects */
@@ -319,8 +318,8 @@ static void raw_send(struct raw *raw, uint32_t psn, uint32_t length)
 	soft_chan_write(&raw->chan, iov, &end, 1);
 }
 
-/* Each long record is acknowledged immediately, even if one step receives several of them, so that
- * the sender can continue early. */
+/* The sender can continue as soon as its first long record is acknowledged, even if the receiver
+ * still has other records to handle. */
 static void each_long_record_is_acknowledged_immediately(void)
 {
 	enum { COUNT = 4, LENGTH = 16 * 1024 };

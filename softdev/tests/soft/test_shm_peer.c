@@ -1,5 +1,4 @@
-/* Tests of channels to this process, through its own ring, and to another process, through shared
- * memory. */
+/* Tests of shared memory channels within this process and between two processes. */
 #include <sys/mman.h>
 #include "engine/engine_internal.h"
 #include "path/shm/shm_internal.h"
@@ -57,7 +56,6 @@ static void channel_to_own_process_delivers_immediately(void)
 	end_done(&b);
 }
 
-/* A request may be refused, or withdrawn before it is answered. */
 static void request_can_be_refused_or_withdrawn(void)
 {
 	struct end a, b;
@@ -191,7 +189,6 @@ static void both_directions_transfer_concurrently(bool polling)
 	close_channel(&end, polling);
 }
 
-/* Each side writes to its own area and reads the other area. */
 static void each_side_writes_only_its_own_area(void)
 {
 	uint64_t mine = process.child ? 11 : 22;
@@ -284,8 +281,7 @@ static void sleeping_peer_is_notified_after_lock_release(void)
 }
 
 __typeof__(soft_ring_arm) __real_soft_ring_arm, __wrap_soft_ring_arm;
-static struct soft_shm_peer
-	*stopped; /* stopped peer of room_freed_before_arming_wakes_the_writer(), or NULL */
+static struct soft_shm_peer *stopped; /* peer whose process is stopped, or NULL */
 
 bool __wrap_soft_ring_arm(struct soft_ring *ring)
 {
@@ -300,8 +296,8 @@ bool __wrap_soft_ring_arm(struct soft_ring *ring)
 	return __real_soft_ring_arm(ring);
 }
 
-/* The peer frees room after this side has requested it, but before this side has armed its ring.
- * The peer sends no notification then, and nothing else would wake this side. */
+/* The peer does not send a notification if it frees room before this side arms its ring. Rearming
+ * must therefore check for room, because nothing else would wake this side. */
 static void room_freed_before_arming_wakes_the_writer(void)
 {
 	struct end end;

@@ -1,8 +1,8 @@
 /* Tests of shortages of memory, descriptors, threads and ports. Each call that creates an object is
- * made repeatedly. The first time, its first request for a resource fails, the second time its
- * second request, and so on until the call makes no more requests. Each time, the call must either
- * fail with the right error and leak nothing (the address sanitizer checks memory), or succeed
- * without the resource. It must succeed when it is repeated without a shortage. */
+ * repeated, and a different one of its requests for resources fails each time, until all have
+ * failed once. When a request fails, the call must either fail with the same error and leak nothing
+ * (the address sanitizer checks memory), or succeed without the resource. The call must then
+ * succeed without a shortage. */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 #include "leaks.h"
@@ -346,7 +346,8 @@ static void *active_endpoint(void)
 	return id;
 }
 
-/* A listener that lacks descriptors pauses until it can be added to epoll again. */
+/* A listener pauses when descriptors run out. If it cannot be added to epoll after the pause, it
+ * pauses again. */
 static void paused_listener_resumes_after_shortage(struct soft_acceptor *acceptor)
 {
 	struct soft_timer *pause = &acceptor->pause;

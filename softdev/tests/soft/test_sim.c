@@ -159,9 +159,9 @@ int main(void)
 	CHECK(simulate(1) != simulate(2));
 	size_t used = 0;
 
-	/* Memory in malloc's caches counts as used, and it has taken up to 80 simulations to fill
-	 * these caches. A leak takes at least 32 bytes per simulation, the size of the smallest
-	 * allocation. */
+	/* Memory in malloc's caches counts as allocated. Filling these caches has taken up to 80
+	 * simulations, so the measurement starts later. A leak adds at least 32 bytes per
+	 * simulation, the size of the smallest allocation. */
 	for (uint64_t seed = 0; seed < WARM_UP + SEEDS; seed++) {
 		if (seed == WARM_UP)
 			used = allocated_bytes();

@@ -207,8 +207,8 @@ static void invalid_receives_are_rejected_when_posted(struct side *side)
 	CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), EBUSY);
 }
 
-/* The receive queue sizes are ignored (ibv_create_qp(3)), but the shared queue must belong to the
- * same device context. */
+/* A queue pair with a shared receive queue ignores its own receive queue sizes (ibv_create_qp(3)).
+ * A shared receive queue of another device context is rejected. */
 static void qp_ignores_receive_sizes_with_an_srq(void)
 {
 	struct side a, b;
@@ -359,7 +359,6 @@ static void *post_many(void *of)
 	return NULL;
 }
 
-/* Post, consume and resize at the same time. All messages must arrive. */
 static void srq_survives_concurrent_post_consume_and_resize(void)
 {
 	pthread_t senders[MOST_QPS], posters[MOST_QPS];

@@ -184,7 +184,7 @@ static void compare_trace_and_model(void)
 	read_trace(path);
 	CHECK(is_type(trace.lines[0], "trace"));
 	CHECK_EQUAL(trace.text[trace.size - 1], '\0'); /* replaces a newline */
-	/* Request numbers continue in the next trace of a process. */
+	/* Request numbers start at 1 only in the first trace of a process. */
 	uint64_t first = 0;
 
 	for (size_t i = 0; i < trace.count; i++) {
@@ -680,7 +680,6 @@ static void refused_posts_are_traced_with_their_reason(void)
 	close_pair(&a, &b);
 }
 
-/* The receiver's trace reports each message that the receiver refuses. */
 static void refused_messages_are_traced_at_the_receiver(void)
 {
 	struct side a, b;
@@ -815,7 +814,6 @@ static void send_rounds(struct side *a, struct side *b, unsigned rounds)
 	}
 }
 
-/* The trace reports each injected fault and its effects, and agrees with the counters. */
 static void injected_faults_are_traced_and_match_counters(void)
 {
 	struct side a, b, lonely;
@@ -862,7 +860,6 @@ static void injected_faults_are_traced_and_match_counters(void)
 	close_pair(&a, &b);
 }
 
-/* The line that reports a lost datagram contains the receiver's queue pair number. */
 static void lost_datagram_is_traced_with_its_receiver(void)
 {
 	struct side a, b;
@@ -882,7 +879,6 @@ static void lost_datagram_is_traced_with_its_receiver(void)
 	close_pair(&a, &b);
 }
 
-/* Requests posted before the trace started have no number. */
 static void requests_posted_before_the_trace_have_no_number(void)
 {
 	struct side a, b;

@@ -1,11 +1,11 @@
-/* A refused call is traced with its name, the errno value and the reason. */
+/* Tests of the trace lines for refused calls, which contain the call's name, the errno value and
+ * the reason. */
 #include "trace/trace.h"
 #include "trace_side.h"
 #include "ud_side.h"
 
 static char folder[64], path[128];
 
-/* Returns the last line about a refused call. */
 static const char *last_refused_call(void)
 {
 	const char *last = NULL;
@@ -30,7 +30,8 @@ static const char *expect_refused(const char *call, int error, const char *reaso
 	return line;
 }
 
-/* Expect that the last refused call reports this argument, its value and its limit (0 if none). */
+/* Expect the last refused call to be traced with the argument `name`, its value and its limit. If
+ * `limit` is 0, no limit is expected. */
 static void expect_field(const char *name, uint64_t value, uint64_t limit)
 {
 	const char *line = last_refused_call();

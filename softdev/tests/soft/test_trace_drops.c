@@ -1,4 +1,4 @@
-/* A process that drops a packet without a response traces it with the reason. */
+/* Tests of the trace lines for packets that are dropped without a response. */
 #include "trace_side.h"
 #include "ud_side.h"
 
@@ -17,8 +17,8 @@ static void traced(void (*step)(void))
 /* Options that make a request fail after about half a second, including retries. */
 #define SHORT .timeout = 14, .retry_cnt = 1
 
-/* Tell `b` to expect the first request of `a` at a wrong PSN. If `late` is set, the link is
- * established before either side sets its send PSN. */
+/* Make `b` expect a PSN that is `distance` (modulo 2^24) ahead of the first PSN of `a`. If `late`
+ * is set, the link is established before either side sets its send PSN. */
 static void expect_psn_drop(uint32_t distance, bool late)
 {
 	struct side a, b;
@@ -62,7 +62,6 @@ static void psn_mismatch_found_after_rts_is_traced(void)
 	expect_psn_drop(5, true);
 }
 
-/* Connect `a` to a queue pair number that is not in use. */
 static void unused_queue_pair_number_is_traced(void)
 {
 	struct side a, b;
@@ -100,7 +99,6 @@ static void unexpected_peer_is_traced(void)
 	close_pair(&a, &b);
 }
 
-/* Connect a UC queue pair to an RC queue pair. */
 static void transport_mismatch_is_traced(void)
 {
 	struct side a, b;

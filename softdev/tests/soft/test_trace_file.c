@@ -226,8 +226,8 @@ static void children_of_a_running_engine_do_not_write_its_trace(void)
 
 /* ---- files that will not do ------------------------------------------------------------------ */
 
-/* Expect that no trace can be started in this file. `why` is the explanation reported in addition
- * to the errno value, or NULL if there is none. */
+/* Expect that a trace cannot be started in file `name`. `why` is the explanation that must
+ * accompany the errno value, or NULL if there is none. */
 static void expect_refused(const char *name, int error, const char *why)
 {
 	char used[400] = "";
@@ -453,7 +453,8 @@ static void protected_file_of_another_user_is_reported(void)
 	unlink(path);
 }
 
-/* A file that is created because an existing one has vanished is treated as a new file. */
+/* If an existing file vanishes before it is opened, a new file is created. It is checked like any
+ * new file, and removed if it cannot be used. */
 static void vanished_file_is_created_again(void)
 {
 	char used[400] = "";

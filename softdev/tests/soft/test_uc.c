@@ -1,5 +1,5 @@
-/* Tests of unreliable connections (IBTA vol 1, 9.8.2). The responder sends no responses and drops
- * invalid requests silently. Both queue pairs keep their state. */
+/* Tests of unreliable connections (IBTA vol 1, 9.8.2). The responder sends no responses. It drops
+ * invalid requests silently, and both queue pairs stay in RTS. */
 #include "adopted_side.h"
 
 enum { ROOM = 1 << 20 };
@@ -13,8 +13,8 @@ static struct request send_request(uint64_t wr_id, uint32_t length)
 
 /* ---- what is dropped ----------------------------------------------------------------------- */
 
-/* Check that a request completes without any effect. The next request uses the receive that the
- * first did not consume. */
+/* Expect `request` to complete without any effect at the responder. The SEND posted after it must
+ * find the receive unused. */
 static void expect_dropped(struct options options, struct request request)
 {
 	struct side a, b;

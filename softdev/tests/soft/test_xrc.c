@@ -1,6 +1,5 @@
-/* Tests of extended reliable connections (IBTA volume 1, annex A14): domains, the shared receive
- * queue that a request names, the completion queue and protection domain of that queue, and
- * errors. */
+/* Tests of extended reliable connections (IBTA volume 1, annex A14): domains, shared receive queues
+ * with their completion queues and protection domains, and errors. */
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 
@@ -468,7 +467,6 @@ static void invalid_receive_fails_on_both_sides(void)
 	}
 }
 
-/* XRC_SEND and XRC_RECV can be connected only to each other. */
 static void xrc_send_connects_only_to_xrc_recv(void)
 {
 	for (int way = 0; way < 3; way++) {
