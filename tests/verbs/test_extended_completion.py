@@ -32,8 +32,10 @@ def write(one: End, two: End, imm: int | None = None, *, rkey: int | None = None
 def test_create_cq_requests_all_supported_fields_by_default(context: verbs.Context) -> None:
     with context.create_cq(16) as cq:
         assert cq.fields == context.cq_fields
+        assert ("extended" in repr(cq)) is (cq.fields is not None)
     with context.create_cq(16, extended=False) as cq:
         assert cq.fields is None
+        assert "extended" not in repr(cq)
 
 
 @EXTENDED
