@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import select
 import time
 from typing import TYPE_CHECKING
 
@@ -260,6 +261,9 @@ def test_moderation_delays_the_event_of_a_single_completion(
         if time.monotonic() - began < period:
             too_early = event is not None
     assert not too_early
+    assert select.select([channel.fd], [], [], 30)[0]
+    assert time.monotonic() - began >= period
+    assert channel.get_event() is two.cq
     two.cq.modify(cq_count=0, cq_period=0)
 
 
