@@ -449,13 +449,6 @@ def test_history_rejects_an_unawaited_result() -> None:
     coroutine.close()
 
 
-async def test_sync_with_on_pending_connection_suggests_async_with(device_name: str) -> None:
-    async with await aiordma.prepare_connection(device=device_name) as pending:
-        text = f"^{re.escape(repr(pending))} is an asynchronous context manager; use 'async with'"
-        with pytest.raises(TypeError, match=text), pending:
-            pass
-
-
 async def test_queue_pair_fail_rejects_cause_that_is_not_an_exception(device_name: str) -> None:
     with aiordma.verbs.open_device(device_name) as context, context.alloc_pd() as pd:
         async with aiordma.AsyncQueuePair(pd) as queue:

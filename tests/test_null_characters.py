@@ -152,25 +152,6 @@ def test_to_c_rejects_unencodable_text(text: Any) -> None:
         to_c("it", text)
 
 
-@pytest.mark.parametrize(("host", "service"), [("\ud800", None), ("127.0.0.1", "\ud800")])
-def test_cm_getaddrinfo_rejects_lone_surrogates(
-    host: str, service: str | None, context: verbs.Context
-) -> None:
-    with pytest.raises(AddressError, match=r"(host|service) '\\ud800' cannot be encoded"):
-        cm.getaddrinfo(context.library, host, service)
-
-
-@pytest.mark.any_device
-def test_embedded_device_rejects_text_with_lone_surrogates(tmp_path: Path) -> None:
-    refused = r"device '\ud800' cannot be encoded as utf-8: surrogates not allowed"
-    assert monitoring_socket.set_port("down", "\ud800") == refused
-    with pytest.raises(ValueError, match=r"the fault plan 'loss.* cannot be encoded"):
-        verbs.find_device("embedded0").set_faults("loss=\ud800")
-    with pytest.raises(ValueError, match=r"name of the trace file .* cannot be encoded"):
-        trace.start(tmp_path / "\ud800.json")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.any_device
 def test_trace_file_name_may_contain_undecodable_bytes(tmp_path: Path) -> None:
     path = tmp_path / "\udcff.json"

@@ -45,13 +45,6 @@ def aiordma_run(*words: str, **environment: str) -> subprocess.CompletedProcess[
     return run_python("-m", "aiordma", "run", *words, cwd=Path.cwd(), **environment)
 
 
-def test_program_lists_the_embedded_device_through_libibverbs() -> None:
-    done = aiordma_run(sys.executable, "-c", FIRST_DEVICE)
-    guid = verbs.find_device("embedded0").guid
-    assert (done.stdout, done.stderr) == (f"1 embedded0 {guid:016x}\n", "")
-    assert done.returncode == 0
-
-
 FAULTS = """
 import ctypes
 import sys
@@ -88,7 +81,9 @@ def test_program_can_call_the_fault_injection_api() -> None:
 
 def test_child_processes_find_the_embedded_device() -> None:
     done = aiordma_run("sh", "-c", 'exec "$0" -c "$1"', sys.executable, FIRST_DEVICE)
-    assert done.stdout.startswith("1 embedded0 ")
+    guid = verbs.find_device("embedded0").guid
+    assert (done.stdout, done.stderr) == (f"1 embedded0 {guid:016x}\n", "")
+    assert done.returncode == 0
     # Without `aiordma run`, the names are undefined or belong to the system's library.
     assert "embedded0" not in run_python("-c", FIRST_DEVICE).stdout
 

@@ -124,6 +124,7 @@ def test_message_is_readable_on_both_rails_until_acknowledged(rails: Rails) -> N
     assert peer_reads(rails.lead, piece, (piece.rkey, 0)) is verbs.WCStatus.REM_ACCESS_ERR
 
 
+@pytest.mark.parametrize("rails", [True], ids=["windows"], indirect=True)
 def test_memory_windows_are_reused_for_later_messages(rails: Rails) -> None:
     """Binding a window again changes only the lowest 8 bits of its key."""
     found = []
@@ -133,8 +134,8 @@ def test_memory_windows_are_reused_for_later_messages(rails: Rails) -> None:
         found.append(key[0] >> 8)
         rails.lead.peer_sends(acknowledgement(request_id))
         rails.until(future.done)
-    if rails.other.pool.has_windows:
-        assert len(set(found)) == 1
+    assert rails.other.pool.has_windows
+    assert len(set(found)) == 1
 
 
 def test_small_message_is_sent_without_keys_for_other_rails(rails: Rails) -> None:
@@ -191,17 +192,23 @@ def test_keys_do_not_overtake_control_messages(rails: Rails) -> None:
 def test_message_is_sent_when_registration_fails_on_the_second_rail(
     rails: Rails, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    refused = []
+
     def register(pd: verbs.ProtectionDomain, *args: Any, **named: Any) -> Any:
         if pd is rails.other.pd:
+            refused.append(pd)
             raise MemoryError
         return reg_mr(pd, *args, **named)
 
     rails.other.pool.local_dma_mr = 0
     monkeypatch.setattr("aiordma._datapath.keys.reg_mr", register)
     future = rails.bare.send(pattern(LONG))
-    ((_, _, content),) = rails.lead.peer_got(1)
+    ((kind, _, content),) = rails.lead.peer_got(1)
+    assert kind is FrameKind.RNDV_RTS
+    assert len(refused) == 1
+    assert not rails.kinds  # without keys for the second rail
     rails.lead.peer_sends(acknowledgement(read_request(content)[0]))
-    assert future.done()
+    future.result()
 
 
 # ---- receiving -----------------------------------------------------------------------------------

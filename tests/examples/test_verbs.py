@@ -48,11 +48,6 @@ def test_every_verbs_program_has_an_expected_output() -> None:
     assert sorted(OUTPUTS) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
-def test_verbs_programs_have_fewer_than_80_lines() -> None:
-    for path in EXAMPLES.glob("*.py"):
-        assert len(path.read_text().splitlines()) < 80, path
-
-
 @pytest.mark.parametrize("name", ALONE)
 def test_verbs_program_prints_the_expected_output(name: str, device_name: str) -> None:
     with start(device_name, name) as process:

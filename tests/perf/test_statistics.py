@@ -31,17 +31,13 @@ def test_quantiles_match_numpy(samples: list[float]) -> None:
     assert summary.count == len(samples)
 
 
+@example(25_000, 541)  # 25_000 * (541 / 1000) > 13_525
 @given(st.integers(1, 10**9), st.integers(0, 1000))
 def test_rank_satisfies_the_nearest_rank_definition(count: int, permille: int) -> None:
     index = rank(count, permille)
     assert 0 <= index < count
     assert (index + 1) * 1000 >= permille * count
     assert index == 0 or index * 1000 < permille * count
-
-
-def test_rank_has_no_floating_point_rounding_error() -> None:
-    assert [rank(1000, permille) for permille in (500, 990, 999, 1000)] == [499, 989, 998, 999]
-    assert rank(10_000, 999) == 9989
 
 
 def test_summary_raises_value_error_without_samples() -> None:

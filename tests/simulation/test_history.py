@@ -258,14 +258,7 @@ def test_read_before_any_write_must_return_the_initial_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "read"),
-    [
-        *((one, other) for one, other in permutations((1, True, 1.0), 2)),
-        ((1, 2), (True, 2)),
-        (np.int64(1), np.bool_(True)),
-        (b"a", "a"),
-    ],
-    ids=repr,
+    ("written", "read"), [((1, 2), (True, 2)), (np.int64(1), np.bool_(True)), (b"a", "a")], ids=repr
 )
 def test_check_distinguishes_equal_values_of_different_types(
     written: Hashable, read: Hashable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -130,20 +130,25 @@ async def test_shared_socket_closes_after_its_last_connection(factory: Connectio
     async with await factory.listen() as listener:
         pairs = [await factory.both(listener) for _ in range(3)]
         known = [group(conn) for conn in pairs[0]]
+        sockets = [one._link._transport for one in known if one is not None]
 
         async def close_when_told(client: Connection) -> None:
             with await client.recv():
                 pass
             await client.close()
 
-        closing = [asyncio.create_task(close_when_told(pair[0])) for pair in pairs]
-        await yield_loop(5)
-        for pair in pairs:
-            pair[1].send_nowait(b"x")
-        await asyncio.gather(*closing)
-        for pair in pairs:
-            await pair[1].wait_closed()
+        for some in (pairs[:2], pairs[2:]):
+            assert not any(one is None or one.is_closing() for one in sockets)
+            closing = [asyncio.create_task(close_when_told(pair[0])) for pair in some]
+            await yield_loop(5)
+            for pair in some:
+                pair[1].send_nowait(b"x")
+            await asyncio.gather(*closing)
+            for pair in some:
+                await pair[1].wait_closed()
         await until(lambda: not any(one is None or list(one) for one in known))
+        assert len(sockets) == 2
+        assert all(one is not None and one.is_closing() for one in sockets)
 
 
 async def test_inband_connects_fall_back_to_sockets_when_credits_run_out(
@@ -374,6 +379,11 @@ async def test_inband_connect_does_not_hang_when_the_listener_closes(
 ) -> None:
     """The client is told immediately, at whatever step the listener is closed."""
     patient = replace(SMALL, connect_timeout=1000)
+
+    async def first_message(connecting: Awaitable[Connection]) -> object:
+        async with await connecting as client:
+            return await client.recv()
+
     for count in factory.cancel_points:
         async with await factory.listen() as listener:
             client, server = await factory.both(listener)
@@ -381,9 +391,12 @@ async def test_inband_connect_does_not_hang_when_the_listener_closes(
                 connecting = asyncio.create_task(factory.connect(listener.port, patient))
                 await yield_loop(count)
                 await listener.close()
-                with suppress(ConnectionError, ProtocolError):
-                    async with await connecting as other:
-                        await ends(other.recv(), ConnectionClosedError, ConnectionBrokenError)
+                await ends(
+                    first_message(connecting),
+                    RejectedError,
+                    ConnectionClosedError,
+                    ConnectionBrokenError,
+                )
                 await check_alive(client, server)
 
 

@@ -244,19 +244,26 @@ async def test_frames_sent_before_on_request_returns_end_the_connection(
 @one_loop
 async def test_pending_request_ends_when_the_listener_closes(factory: ConnectionFactory) -> None:
     asked: asyncio.Queue[ConnectionRequest] = asyncio.Queue()
+    ended: asyncio.Queue[ConnectionRequest] = asyncio.Queue()
 
     async def ask(request: ConnectionRequest) -> str | None:
         asked.put_nowait(request)
-        return await never(request)
+        try:
+            return await never(request)
+        except asyncio.CancelledError:
+            ended.put_nowait(request)
+            raise
 
     async with await listening(factory, ask) as listener:
         attempt = asyncio.create_task(connecting(factory, listener))
-        await asked.get()
+        abandoned = await asked.get()
         attempt.cancel()
         await ends(attempt, asyncio.CancelledError)
         attempt = asyncio.create_task(connecting(factory, listener))
-        await asked.get()
-    await ends(attempt, ConnectionError, OSError)
+        pending = await asked.get()
+        assert ended.empty()
+    await ends(attempt, ConnectionBrokenError)
+    assert [await ended.get(), await ended.get()] == [abandoned, pending]
 
 
 @one_loop

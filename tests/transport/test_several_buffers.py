@@ -13,7 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiordma import Config, Connection, Message, MessageTooLongError
+from aiordma import (
+    Config,
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    Message,
+    MessageTooLongError,
+)
 from aiordma.errors import BufferStateError
 
 from .connection_factory import ALONE, SMALL, ConnectionFactory, check_alive, ends, pattern
@@ -202,9 +209,8 @@ async def test_recv_with_fails_when_allocate_aborts_the_connection(
             server.abort()
             return bytearray(length)
 
-        await ends(server.recv_with(end), Exception)
-        await asyncio.wait([sending])
-        assert sending.exception() is not None
+        await ends(server.recv_with(end), ConnectionClosedError)
+        await ends(sending, ConnectionBrokenError)
 
 
 # ---- never awaited -----------------------------------------------------------------------------

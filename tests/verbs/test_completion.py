@@ -43,13 +43,6 @@ def context(
         yield context
 
 
-def test_completion_queue_reports_whether_it_is_extended(
-    cq: verbs.CompletionQueue, extended: bool
-) -> None:
-    assert (cq.fields is not None) is extended
-    assert ("extended" in repr(cq)) is extended
-
-
 def wait(channel: verbs.CompletionChannel) -> None:
     """Wait until the fd is readable, and fail after 30 seconds."""
     assert select.select([channel.fd], [], [], 30)[0], "the fd did not become readable in 30 s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import select
 import time
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,10 @@ def write(one: End, two: End, imm: int | None = None, *, rkey: int | None = None
 def test_create_cq_requests_all_supported_fields_by_default(context: verbs.Context) -> None:
     with context.create_cq(16) as cq:
         assert cq.fields == context.cq_fields
+        assert ("extended" in repr(cq)) is (cq.fields is not None)
     with context.create_cq(16, extended=False) as cq:
         assert cq.fields is None
+        assert "extended" not in repr(cq)
 
 
 @EXTENDED
@@ -258,6 +261,9 @@ def test_moderation_delays_the_event_of_a_single_completion(
         if time.monotonic() - began < period:
             too_early = event is not None
     assert not too_early
+    assert select.select([channel.fd], [], [], 30)[0]
+    assert time.monotonic() - began >= period
+    assert channel.get_event() is two.cq
     two.cq.modify(cq_count=0, cq_period=0)
 
 

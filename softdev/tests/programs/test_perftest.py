@@ -12,9 +12,9 @@ ITERATIONS = 100
 
 
 def figures_of(server: Ended, client: Ended) -> list[float]:
-    """Return the client's figures, or [] if a program could not measure the CPU frequency."""
+    """Return the client's figures. Skip the test if the CPU frequency could not be measured."""
     if any(NO_CLOCK in ended.errors for ended in (server, client)):
-        return []
+        pytest.skip(f"perftest was preempted while it measured the CPU frequency: {NO_CLOCK}")
     server.expect()
     return result(client.expect())
 
@@ -57,8 +57,6 @@ def pair(kind: str, operation: str, options: str, port: int) -> tuple[list[float
 @pytest.mark.parametrize(("operation", "options"), OPERATIONS)
 def test_perftest_reports_consistent_latencies(operation: str, options: str, port: int) -> None:
     figures, took = pair("lat", operation, options, port)
-    if not figures:
-        return
     size, count, least, most, typical, average, *_ = figures
     assert size == SIZES.get("UD" if "UD" in options else operation, SIZES["lat"])
     assert count == ITERATIONS
@@ -74,8 +72,6 @@ def test_perftest_reports_consistent_bandwidth_and_message_rate(
     operation: str, options: str, port: int
 ) -> None:
     figures, took = pair("bw", operation, options, port)
-    if not figures:
-        return
     size, count, _, average, rate = figures
     assert size == SIZES.get("UD" if "UD" in options else operation, SIZES["bw"])
     assert count == ITERATIONS
@@ -91,7 +87,7 @@ def test_perftest_reports_consistent_bandwidth_and_message_rate(
 def test_perftest_completes_all_iterations_with_a_shared_receive_queue(port: int) -> None:
     words = ["ib_send_bw", "--use-srq", "-q", "4", "-p", str(port), "-n", str(ITERATIONS)]
     figures = figures_of(*run_pair(words, [*words, "127.0.0.1"], port))
-    assert figures[:2] in ([], [65536, 4 * ITERATIONS])
+    assert figures[:2] == [65536, 4 * ITERATIONS]
 
 
 def test_perftest_measures_multicast_latency(port: int) -> None:

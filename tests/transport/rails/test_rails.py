@@ -319,6 +319,7 @@ async def test_servers_and_streams_accept_several_devices(factory: ConnectionFac
 
     async with await start_stream_server(answer, HOST, **where) as streams:
         reader, writer = await open_connection(HOST, streams.address[1], **where)
+        await until_rails([writer.get_extra_info("connection")])
         writer.write(b"there")
         assert await reader.read() == b"there"
         writer.close()

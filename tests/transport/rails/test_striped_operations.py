@@ -12,12 +12,20 @@ from unittest import mock
 
 import pytest
 
-from aiordma import Config, Connection, ConnectionBrokenError, LeaseEndedError, RemoteRegion, Rights
+from aiordma import (
+    Config,
+    Connection,
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    LeaseEndedError,
+    RemoteRegion,
+    Rights,
+)
 from aiordma._core.protocol import RegionKey
 from aiordma._datapath.rail import SendQueue
 from aiordma._transport import share_keys
 from aiordma._transport.rails import OfferingRails, Rails
-from aiordma.errors import VerbsError
+from aiordma.errors import RemoteAccessError, VerbsError
 from aiordma.mr_pool import LocalMemory
 from tests.transport.connection_factory import check_alive, ends, pattern, shared, yield_loop
 from tests.transport.marks import by_tcp, one_loop
@@ -26,6 +34,8 @@ from .joining import WAYS, joined, until_rails
 
 MB = 1 << 20
 CUT = ConnectionBrokenError("its cable")
+# The errors of an operation whose peer aborts the connection.
+BROKEN = (ConnectionBrokenError, RemoteAccessError)
 
 
 class Ends(NamedTuple):
@@ -319,4 +329,10 @@ async def test_striped_operations_finish_when_the_connection_ends(
                 await client.close()
             else:
                 (client if end == "abort" else server).abort()
-            await asyncio.gather(*working, return_exceptions=True)
+            for result in await asyncio.gather(*working, return_exceptions=True):
+                if end == "close":
+                    assert result is None
+                elif end == "abort":
+                    assert isinstance(result, ConnectionClosedError)
+                else:
+                    assert result is None or isinstance(result, BROKEN)
