@@ -89,6 +89,16 @@ def test_multicast_group_is_joined_on_every_interface(wire: Network, start: Star
         assert "239.1.2.3" in end.ip("maddr", "show", "dev", end.cable)
 
 
+def test_multicast_group_is_joined_on_an_interface_with_one_gid(
+    wire: Network, start: Start
+) -> None:
+    wire.left.ip("-6", "addr", "flush", "dev", wire.left.cable)
+    agent = start(wire.left)
+    agent.call("make", kind="UD", ip=wire.left.ipv4)
+    agent.call("join", group="239.1.2.3")
+    assert "239.1.2.3" in wire.left.ip("maddr", "show", "dev", wire.left.cable)
+
+
 def carry(agents: Agents, via: str, family: str) -> None:
     """Transfer MUCH bytes in both directions over queue pairs or a connection."""
     left, right = agents

@@ -117,7 +117,7 @@ static int join(int fd, uint32_t address)
 		const struct soft_hca *hca = soft_hca_at(number);
 		struct soft_gid gid;
 
-		for (int i = 1; i < hca->gid_count; i++) {
+		for (int i = 0; i < hca->gid_count; i++) {
 			if (soft_gid_at(hca, i, &gid))
 				continue;
 			request.imr_ifindex = (int)gid.ifindex;
