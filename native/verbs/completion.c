@@ -14,9 +14,9 @@
 
 enum {
 	/* device records on the stack */
-	BLOCK = 64,
+	BATCH_SIZE = 64,
 	/* polls between two readings of the clock */
-	POLLS = 16,
+	POLLS_PER_CLOCK_READ = 16,
 };
 
 static const char extended_mark;
@@ -61,8 +61,8 @@ static int poll_classic(struct ibv_cq *cq, struct aiordma_completion *out,
 	int total = 0;
 
 	while (total < capacity) {
-		struct ibv_wc wc[BLOCK];
-		int room = capacity - total < BLOCK ? capacity - total : BLOCK;
+		struct ibv_wc wc[BATCH_SIZE];
+		int room = capacity - total < BATCH_SIZE ? capacity - total : BATCH_SIZE;
 		int n = cq->context->ops.poll_cq(cq, room, wc);
 
 		if (n < 0) /* ibv_poll_cq does not define errno */
@@ -160,7 +160,7 @@ int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out,
 	uint64_t end = spin_us ? aiordma_microseconds() + spin_us : 0;
 
 	do {
-		for (int i = 0; i < (spin_us ? POLLS : 1); i++) {
+		for (int i = 0; i < (spin_us ? POLLS_PER_CLOCK_READ : 1); i++) {
 			int n = extended ? poll_extended(extended, out, more, capacity)
 					 : poll_classic(cq, out, more, capacity);
 

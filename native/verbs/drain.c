@@ -7,10 +7,10 @@
 
 #include "boundary.h"
 
-/* A spin takes at most SPIN_AT_MOST_US. While the device makes progress, a shorter spin continues,
- * but not beyond BUSY_AT_MOST_US. Both limits are short because the event loop's other tasks wait
+/* A spin takes at most MAX_SPIN_US. While the device makes progress, a shorter spin continues,
+ * but not beyond MAX_BUSY_SPIN_US. Both limits are short because the event loop's other tasks wait
  * during a spin. */
-enum { SPIN_AT_MOST_US = 1000, BUSY_AT_MOST_US = 200 };
+enum { MAX_SPIN_US = 1000, MAX_BUSY_SPIN_US = 200 };
 
 enum { CAPACITY = sizeof(((struct aiordma_drain *)NULL)->ready) / sizeof(struct ibv_cq *) };
 
@@ -68,7 +68,7 @@ static void hold_polling(struct aiordma_drain *drain, int holds)
 }
 
 /* Poll for events until one arrives or the device has made no progress for `spin_us`.
- * SPIN_AT_MOST_US and BUSY_AT_MOST_US limit the total time. A spin continues while the device makes
+ * MAX_SPIN_US and MAX_BUSY_SPIN_US limit the total time. A spin continues while the device makes
  * progress, because a long transfer would otherwise need an iteration of the caller's event loop
  * for every buffer.
  *
@@ -80,9 +80,9 @@ static int spin(struct aiordma_drain *drain)
 {
 	const struct aiordma_device_calls *device = drain->calls->device;
 	uint64_t now = aiordma_microseconds();
-	uint64_t spin_us = drain->spin_us < SPIN_AT_MOST_US ? drain->spin_us : SPIN_AT_MOST_US;
-	uint64_t end = now + spin_us;
-	uint64_t latest = now + (spin_us > BUSY_AT_MOST_US ? spin_us : BUSY_AT_MOST_US);
+	uint64_t spin_us = drain->spin_us < MAX_SPIN_US ? drain->spin_us : MAX_SPIN_US;
+	uint64_t spin_end = now + spin_us;
+	uint64_t spin_limit = now + (spin_us > MAX_BUSY_SPIN_US ? spin_us : MAX_BUSY_SPIN_US);
 	unsigned before = progress(device);
 	int rc;
 
@@ -96,11 +96,13 @@ static int spin(struct aiordma_drain *drain)
 		after = progress(device);
 		if (after != before) {
 			before = after;
-			end = now + spin_us;
+			spin_end = now + spin_us;
 		}
-	} while (!rc && !drain->ready_count && now < end && now < latest);
-	drain->busy = !rc && !drain->ready_count && now < end;
-	hold_polling(drain, drain->polls_again > !(drain->ready_count || drain->busy));
+	} while (!rc && !drain->ready_count && now < spin_end && now < spin_limit);
+	drain->busy = !rc && !drain->ready_count && now < spin_end;
+	int found_work = drain->ready_count || drain->busy;
+
+	hold_polling(drain, found_work ? drain->polls_again > 0 : drain->polls_again > 1);
 	if (device->busy_poll)
 		device->busy_poll(0);
 	return rc;

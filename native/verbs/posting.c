@@ -8,11 +8,11 @@
 #include "boundary.h"
 
 /* Maximum length of a chain. Chains are built on the stack, where 64 send requests use 8 KiB. */
-enum { BLOCK = 64 };
+enum { MAX_CHAIN = 64 };
 
 /* Maximum length of an inline message with several SGEs, which is joined on the stack. This is more
  * than any known device accepts (max_inline_data). */
-enum { INLINE_MOST = 4096 };
+enum { MAX_INLINE = 4096 };
 
 static void *pointer(uint64_t number)
 {
@@ -89,9 +89,9 @@ static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint
 		       const struct ibv_sge *sges, uint32_t *posted)
 {
 	while (*posted < count) {
-		struct ibv_send_wr chain[BLOCK];
+		struct ibv_send_wr chain[MAX_CHAIN];
 		struct ibv_send_wr *bad = NULL;
-		uint32_t length = count - *posted < BLOCK ? count - *posted : BLOCK;
+		uint32_t length = count - *posted < MAX_CHAIN ? count - *posted : MAX_CHAIN;
 
 		for (uint32_t i = 0; i < length; i++) {
 			fill_send(&chain[i], qp->qp_type, &sends[*posted + i], sges);
@@ -122,7 +122,7 @@ static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint
  * because wr_set_inline_data_list of rdma_rxe sends an empty message (rdma-core 44). */
 static int set_inline(struct ibv_qp_ex *qp, const struct ibv_sge *sge, uint32_t num_sge)
 {
-	uint8_t joined[INLINE_MOST];
+	uint8_t joined[MAX_INLINE];
 	size_t length = 0;
 
 	if (num_sge == 1) {
@@ -299,9 +299,9 @@ int aiordma_post_recv(struct ibv_qp *qp, struct ibv_srq *srq, const struct aiord
 {
 	*posted = 0;
 	while (*posted < count) {
-		struct ibv_recv_wr chain[BLOCK];
+		struct ibv_recv_wr chain[MAX_CHAIN];
 		struct ibv_recv_wr *bad = NULL;
-		uint32_t length = count - *posted < BLOCK ? count - *posted : BLOCK;
+		uint32_t length = count - *posted < MAX_CHAIN ? count - *posted : MAX_CHAIN;
 
 		for (uint32_t i = 0; i < length; i++) {
 			const struct aiordma_recv *recv = &recvs[*posted + i];

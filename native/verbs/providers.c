@@ -6,7 +6,7 @@
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct aiordma_provider_calls found;
 
-static void find(const char *soname, const char *name, void **place)
+static void find_call(const char *soname, const char *name, void **place)
 {
 	/* The library is never closed, because libibverbs does not close its providers either. If
 	 * the library is not installed, the next call tries to load it again. */
@@ -20,7 +20,7 @@ const struct aiordma_provider_calls *aiordma_installed_providers(void)
 	pthread_mutex_lock(&mutex);
 #define OPTIONAL(library, result, name, arguments)                                                 \
 	if (!found.name)                                                                           \
-		find("lib" #library ".so.1", #name, (void **)&found.name);
+		find_call("lib" #library ".so.1", #name, (void **)&found.name);
 #include "abi/provider_calls.h"
 #undef OPTIONAL
 	pthread_mutex_unlock(&mutex);

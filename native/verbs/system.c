@@ -38,8 +38,8 @@ static void *open_library(const struct library *library, char *error, size_t err
 	return NULL;
 }
 
-static int find(void *handle, const struct library *library, const char *name, int optional,
-		void **symbol, char *error, size_t error_size)
+static int find_symbol(void *handle, const struct library *library, const char *name, int optional,
+		       void **symbol, char *error, size_t error_size)
 {
 	*symbol = dlsym(handle, name);
 	if (*symbol || optional)
@@ -64,8 +64,8 @@ static int load(struct aiordma_calls *table, char *error, size_t error_size)
 #define FIND(library, name, optional)                                                              \
 	{                                                                                          \
 		void *symbol;                                                                      \
-		int rc = find(library, &library##_library, #name, optional, &symbol, error,        \
-			      error_size);                                                         \
+		int rc = find_symbol(library, &library##_library, #name, optional, &symbol, error, \
+				     error_size);                                                  \
 		if (rc)                                                                            \
 			return rc;                                                                 \
 		*(void **)&table->name = symbol;                                                   \

@@ -141,7 +141,7 @@ static bool is_down(int number)
 	bool down;
 
 	soft_lock();
-	down = soft_ports_down & soft_hca_at(number)->port;
+	down = soft_ports_down & soft_hca_at(number)->port_bit;
 	soft_unlock();
 	return down;
 }
@@ -175,7 +175,7 @@ static int find_gid(int number, unsigned int index, struct soft_gid *gid)
 		soft_gid_refresh(hca);
 	rc = soft_gid_at(hca, (int)index, gid);
 	if (closed)
-		soft_gid_forget(hca);
+		soft_gid_clear(hca);
 	soft_unlock();
 	return rc;
 }

@@ -66,7 +66,7 @@ static int fail(int error)
 	return -1;
 }
 
-static bool is_ours(int dirfd, const char *path, bool follow, struct place *place)
+static bool look_up_if_ours(int dirfd, const char *path, bool follow, struct place *place)
 {
 	if (!preload_may_be_ours(dirfd, path))
 		return false;
@@ -129,7 +129,7 @@ static int stat_at(int dirfd, const char *path, struct stat *status, int flags)
 {
 	struct place place;
 
-	if (!is_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+	if (!look_up_if_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
 		return NEXT(fstatat)(dirfd, path, status, flags);
 	if (place.entry)
 		return fill_stat(&place, status);
@@ -175,7 +175,7 @@ PUBLIC int statx(int dirfd, const char *path, int flags, unsigned int mask, stru
 {
 	struct place place;
 
-	if (!is_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+	if (!look_up_if_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
 		return NEXT(statx)(dirfd, path, flags, mask, status);
 	if (!place.entry)
 		return NEXT(statx)(place.dirfd, place.real, flags, mask, status);
@@ -201,7 +201,7 @@ static int access_at(int dirfd, const char *path, int mode, int flags)
 {
 	struct place place;
 
-	if (!is_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+	if (!look_up_if_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
 		return NEXT(faccessat)(dirfd, path, mode, flags);
 	if (!place.entry)
 		return NEXT(faccessat)(place.dirfd, place.real, mode, flags);
@@ -237,16 +237,16 @@ PUBLIC int eaccess(const char *path, int mode)
 /* Fail with `error` if the path is a file of the device. These files do not have extended
  * attributes, but `ls -l` asks for them. Returns 0 for any other path, and the caller then calls
  * the C library. */
-static ssize_t attributes(const char *path, bool follow, int error, struct place *place)
+static ssize_t fail_if_ours(const char *path, bool follow, int error, struct place *place)
 {
-	return is_ours(AT_FDCWD, path, follow, place) && place->entry ? fail(error) : 0;
+	return look_up_if_ours(AT_FDCWD, path, follow, place) && place->entry ? fail(error) : 0;
 }
 
 PUBLIC ssize_t getxattr(const char *path, const char *name, void *value, size_t size)
 {
 	struct place place = {.real = path};
 
-	return attributes(path, true, ENODATA, &place)
+	return fail_if_ours(path, true, ENODATA, &place)
 		       ?: NEXT(getxattr)(place.real, name, value, size);
 }
 
@@ -254,7 +254,7 @@ PUBLIC ssize_t lgetxattr(const char *path, const char *name, void *value, size_t
 {
 	struct place place = {.real = path};
 
-	return attributes(path, false, ENODATA, &place)
+	return fail_if_ours(path, false, ENODATA, &place)
 		       ?: NEXT(lgetxattr)(place.real, name, value, size);
 }
 
@@ -264,7 +264,7 @@ PUBLIC ssize_t lgetxattr(const char *path, const char *name, void *value, size_t
 #define MFD_NOEXEC_SEAL 8u /* since Linux 6.3; the sysctl vm.memfd_noexec may require it */
 #endif
 
-static int make_file(const char *name, unsigned int close_on_exec)
+static int create_memfd(const char *name, unsigned int close_on_exec)
 {
 	int fd = memfd_create(name, MFD_NOEXEC_SEAL | close_on_exec);
 
@@ -302,7 +302,7 @@ static int open_text(const struct place *place, int flags)
 	length = place->entry->answer(text, place->number, place->index);
 	if (length < 0)
 		return fail(-length);
-	fd = make_file(name, flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
+	fd = create_memfd(name, flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
 	if (fd < 0)
 		return open_pipe(text, (size_t)length, flags & O_CLOEXEC);
 	if (write(fd, text, (size_t)length) != length || lseek(fd, 0, SEEK_SET) ||
@@ -321,7 +321,7 @@ static int open_at(int dirfd, const char *path, int flags, mode_t mode)
 	struct place place;
 	int fd;
 
-	if (!is_ours(dirfd, path, !(flags & O_NOFOLLOW), &place))
+	if (!look_up_if_ours(dirfd, path, !(flags & O_NOFOLLOW), &place))
 		return NEXT(openat)(dirfd, path, flags, mode);
 	switch (place.kind) {
 	case PATH_TEXT:
@@ -398,7 +398,7 @@ PUBLIC FILE *fopen(const char *path, const char *mode)
 {
 	struct place place;
 
-	if (!is_ours(AT_FDCWD, path, true, &place))
+	if (!look_up_if_ours(AT_FDCWD, path, true, &place))
 		return NEXT(fopen)(path, mode);
 	return place.entry ? open_stream(&place, mode) : NEXT(fopen)(place.real, mode);
 }
@@ -409,7 +409,7 @@ PUBLIC FILE *fopen(const char *path, const char *mode)
  * to this library. Returns NULL and sets errno to ENOTDIR if the path is a file of the device. */
 static const char *folder_path(const char *path, struct place *place)
 {
-	if (!is_ours(AT_FDCWD, path, true, place))
+	if (!look_up_if_ours(AT_FDCWD, path, true, place))
 		return path;
 	if (place->entry) {
 		errno = ENOTDIR;
@@ -463,7 +463,7 @@ static ssize_t read_link_at(int dirfd, const char *path, char *text, size_t size
 	struct place place;
 	size_t length;
 
-	if (!is_ours(dirfd, path, false, &place))
+	if (!look_up_if_ours(dirfd, path, false, &place))
 		return NEXT(readlinkat)(dirfd, path, text, size);
 	if (!place.entry)
 		return NEXT(readlinkat)(place.dirfd, place.real, text, size);
@@ -502,7 +502,7 @@ PUBLIC char *realpath(const char *path, char *resolved)
 {
 	struct place place;
 
-	if (!is_ours(AT_FDCWD, path, true, &place))
+	if (!look_up_if_ours(AT_FDCWD, path, true, &place))
 		return NEXT(realpath)(path, resolved);
 	if (place.kind == PATH_ELSEWHERE)
 		return NEXT(realpath)(place.real, resolved);

@@ -26,7 +26,7 @@ static const struct entry entries[] = {
 #undef NODE
 #undef TEXT
 };
-enum { ENTRIES = sizeof(entries) / sizeof(entries[0]), MOST_LINKS = 8 };
+enum { ENTRIES = sizeof(entries) / sizeof(entries[0]), MAX_LINKS = 8 };
 
 /* The top directories of the table. Some of the files in them may belong to the system. */
 static const char *const roots[] = {
@@ -38,7 +38,7 @@ static const char *const roots[] = {
 
 /* Returns the part of `path` that follows `folder`. It is empty or starts with a slash. Returns
  * NULL if the path is not in this directory. */
-static const char *behind(const char *path, const char *folder)
+static const char *path_after(const char *path, const char *folder)
 {
 	size_t length = strlen(folder);
 
@@ -50,7 +50,7 @@ static const char *behind(const char *path, const char *folder)
 static bool is_below_roots(const char *path)
 {
 	for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++)
-		if (behind(path, roots[i]))
+		if (path_after(path, roots[i]))
 			return true;
 	return false;
 }
@@ -66,7 +66,7 @@ void preload_gave_out_folder(void)
 
 /* The directory that replaces "/": next to this library and without symbolic links, as the kernel
  * names the directories of open descriptors. */
-static char top[512];
+static char tree_root[512];
 
 __attribute__((constructor)) static void find_top(void)
 {
@@ -74,13 +74,14 @@ __attribute__((constructor)) static void find_top(void)
 	const char *slash;
 	Dl_info info;
 
-	if (!dladdr(top, &info) || !info.dli_fname || !(slash = strrchr(info.dli_fname, '/')) ||
+	if (!dladdr(tree_root, &info) || !info.dli_fname ||
+	    !(slash = strrchr(info.dli_fname, '/')) ||
 	    (size_t)(slash - info.dli_fname) >= sizeof(folder) - sizeof("/tree"))
 		return;
 	snprintf(folder, sizeof(folder), "%.*s/tree", (int)(slash - info.dli_fname),
 		 info.dli_fname);
-	if (realpath(folder, real) && strlen(real) < sizeof(top))
-		strcpy(top, real);
+	if (realpath(folder, real) && strlen(real) < sizeof(tree_root))
+		strcpy(tree_root, real);
 }
 
 /* Convert a name relative to one of our directories to an absolute path. */
@@ -97,7 +98,7 @@ static bool make_absolute(int dirfd, const char *path, char *absolute, size_t si
 	if (length <= 0)
 		return false;
 	folder[length] = '\0';
-	rest = *top ? behind(folder, top) : NULL;
+	rest = *tree_root ? path_after(folder, tree_root) : NULL;
 	if (!rest || !*rest)
 		return false;
 	while (*++rest >= '0' && *rest <= '9') /* the directory for this number of devices */
@@ -118,9 +119,9 @@ bool preload_may_be_ours(int dirfd, const char *path)
 
 /* ---- the walk -------------------------------------------------------------------------------- */
 
-/* Replace the names of device `*number` in a path by those of device `as`. If `*number` is
+/* Replace the names of device `*number` in a path by those of device `new_number`. If `*number` is
  * negative, it is set from the first name. Returns false if the path names different devices. */
-static bool rename_device(const char *from, char *to, size_t size, int *number, int as)
+static bool rename_device(const char *from, char *to, size_t size, int *number, int new_number)
 {
 	static const struct {
 		const char *name;
@@ -145,7 +146,7 @@ static bool rename_device(const char *from, char *to, size_t size, int *number, 
 			    (from[skip] == '0' && end > from + skip + 1))
 				return false;
 			length += (size_t)snprintf(to + length, size - length, "%s%d",
-						   names[i].name + 1, names[i].first + as);
+						   names[i].name + 1, names[i].first + new_number);
 			from = end;
 			break;
 		}
@@ -202,7 +203,7 @@ static bool is_folder(const char *whole)
 	if (!is_below_roots(whole) || !rename_device(whole, path, sizeof(path), &number, 0))
 		return false;
 	for (int i = 0; i < ENTRIES; i++) {
-		const char *rest = behind(entries[i].path, path);
+		const char *rest = path_after(entries[i].path, path);
 
 		if (rest && *rest)
 			return true;
@@ -229,8 +230,8 @@ static void find_target(const struct entry *link, int number, char *target, size
 /* Append a component to a path, or remove the last one for "..". Returns true and sets `target` if
  * the result is a link. Sets `changed` if ".." leaves one of our directories, because the system
  * may lack this directory and cannot resolve the original path then. */
-static bool step(char *path, size_t size, const char *name, size_t length, bool *changed,
-		 char *target, size_t target_size)
+static bool append_component(char *path, size_t size, const char *name, size_t length,
+			     bool *changed, char *target, size_t target_size)
 {
 	int number;
 	unsigned int index;
@@ -267,8 +268,8 @@ static bool walk(const char *name, bool follow, struct place *place, bool *chang
 	strcpy(todo, name);
 	for (char *at = todo; *(at += strspn(at, "/"));) {
 		size_t length = strcspn(at, "/");
-		bool link = step(place->path, sizeof(place->path), at, length, changed,
-				 place->target, sizeof(place->target));
+		bool link = append_component(place->path, sizeof(place->path), at, length, changed,
+					     place->target, sizeof(place->target));
 
 		at += length;
 		if (!link || (!*at && !follow))
@@ -276,8 +277,8 @@ static bool walk(const char *name, bool follow, struct place *place, bool *chang
 		strcpy(rest, at);
 		*strrchr(place->path, '/') = '\0';
 		*changed = true;
-		if (++links > MOST_LINKS || (size_t)snprintf(todo, sizeof(todo), "%s%s",
-							     place->target, rest) >= sizeof(todo))
+		if (++links > MAX_LINKS || (size_t)snprintf(todo, sizeof(todo), "%s%s",
+							    place->target, rest) >= sizeof(todo))
 			return false;
 		at = todo;
 	}
@@ -306,13 +307,14 @@ void preload_look_up(int dirfd, const char *name, bool follow, struct place *pla
 		if (place->kind == PATH_LINK)
 			find_target(place->entry, place->number, place->target,
 				    sizeof(place->target));
-	} else if (*top && is_folder(place->path)) {
+	} else if (*tree_root && is_folder(place->path)) {
 		char listing[16] = "";
 
 		for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++)
 			if (!strcmp(place->path, roots[i]))
 				snprintf(listing, sizeof(listing), "/%d", preload_devices());
-		snprintf(place->folder, sizeof(place->folder), "%s%s%s", top, listing, place->path);
+		snprintf(place->folder, sizeof(place->folder), "%s%s%s", tree_root, listing,
+			 place->path);
 		place->kind = PATH_FOLDER;
 		place->real = place->folder;
 	} else if (changed) {

@@ -18,10 +18,10 @@ long preload_refuse_rsocket(void)
 				   "fail with EOPNOTSUPP; if the program continues, it uses the "
 				   "kernel's TCP instead of "
 				   "RDMA: run it on SoftRoCE or a card\n";
-	static atomic_flag told = ATOMIC_FLAG_INIT;
+	static atomic_flag reported = ATOMIC_FLAG_INIT;
 	ssize_t written = 0;
 
-	if (!atomic_flag_test_and_set(&told))
+	if (!atomic_flag_test_and_set(&reported))
 		written = write(STDERR_FILENO, line, sizeof(line) - 1);
 	(void)written; /* standard error may be closed; errno is set in any case */
 	errno = EOPNOTSUPP;

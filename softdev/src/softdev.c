@@ -18,28 +18,29 @@ static const struct soft_roce_datagram_ops datagram_ops = {
 };
 
 static const struct soft_ud_packets packets = {
-	.hold = soft_roce_hold,
-	.release = soft_roce_release,
+	.hold = soft_roce_hold_addresses,
+	.release = soft_roce_release_addresses,
 	.send = soft_roce_send_datagram,
 };
 
 static const struct soft_gsi_calls gsi = {
-	.hold = soft_roce_hold,
-	.release = soft_roce_release,
+	.hold = soft_roce_hold_addresses,
+	.release = soft_roce_release_addresses,
 	.is_shared = soft_roce_is_shared,
 	.send = soft_roce_send_mad,
 };
 
 /* Select how datagrams and MADs are sent. Called at every start of the engine, because a forked
  * child may use a different kind of link. */
-static int choose_carriers(void)
+static int select_datagram_transport(void)
 {
 	soft_ud_set_packets(soft_links_are_roce() ? &packets : NULL);
 	soft_cm_use_gsi(soft_links_are_roce() ? &gsi : NULL);
 	return soft_links_are_roce() ? soft_check_packet_calls() : 0;
 }
 
-static const struct soft_subsystem carriers = {.start = choose_carriers};
+static const struct soft_subsystem datagram_transport_subsystem = {
+	.start = select_datagram_transport};
 
 /* The engine calls the subsystems in this order. */
 static const struct soft_subsystem *const subsystems[] = {
@@ -49,7 +50,7 @@ static const struct soft_subsystem *const subsystems[] = {
 	&soft_shm_subsystem,
 	&soft_roce_subsystem,
 	&soft_ud_subsystem,
-	&carriers,
+	&datagram_transport_subsystem,
 	&soft_paths_subsystem,
 	&soft_port_subsystem,
 	&soft_inject_subsystem,
@@ -64,7 +65,7 @@ static const struct soft_path_acceptor acceptor = {
 
 void soft_device_make(void)
 {
-	soft_engine_use(subsystems);
+	soft_engine_set_subsystems(subsystems);
 	soft_device.inject->hooks = &soft_delay_hooks;
 	soft_device.objects->connected = &soft_rc_transport;
 	soft_device.objects->datagrams = &soft_ud_transport;
@@ -76,11 +77,12 @@ void soft_device_make(void)
 
 /* Create the device before any call to it, and before the constructors in preload/ run. GCC ignores
  * the priority if an earlier declaration of the function lacks it. */
-__attribute__((constructor(101))) static void make_first(void)
+__attribute__((constructor(101))) static void create_device_early(void)
 {
 	soft_device_make();
 }
 
+/* Register the whole address space. */
 static struct ibv_mr *reg_local_dma(struct ibv_pd *pd)
 {
 	return soft_reg_own_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
@@ -94,7 +96,7 @@ static int same_host(const uint8_t gid[16], const uint8_t peer[16])
 	memcpy(other.raw, peer, sizeof(other.raw));
 	soft_lock();
 	bool same = !memcmp(&one, &other, sizeof(one)) ||
-		    (soft_gid_is_of_host(&one) && soft_gid_is_of_host(&other));
+		    (soft_gid_is_on_this_host(&one) && soft_gid_is_on_this_host(&other));
 	soft_unlock();
 	return same;
 }

@@ -79,7 +79,7 @@ static bool handle_rep(struct soft_cm_id *id, const struct soft_cm_message *repl
 	return false;
 }
 
-static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
+static bool handle_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	struct soft_cm_id *id = link->owner;
 
@@ -95,11 +95,11 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 	return false;
 }
 
-static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
+static const struct soft_cm_link_calls calls = {.message = handle_message, .failed = failed};
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
+static int connect_id(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_CONNECT);
 	struct soft_cm_message request = {
@@ -126,10 +126,10 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 	id->initiator_depth = soft_cm_depth(
 		parameters ? parameters->initiator_depth : RDMA_MAX_INIT_DEPTH, SOFT_MAX_RD_ATOMIC);
 	soft_cm_fill_message(id, parameters, &request);
-	soft_gid_from(&peer, &id->id.route.addr.dst_addr);
-	if (soft_links_may_use_shm() && soft_gid_is_of_host(&peer))
+	soft_gid_from_sockaddr(&peer, &id->id.route.addr.dst_addr);
+	if (soft_links_may_use_shm() && soft_gid_is_on_this_host(&peer))
 		request.shm_port = soft_ip_port();
-	id->opens_chan = true;
+	id->is_initiator = true;
 	id->retry_count = request.retry_count;
 	error = soft_cm_link_connect(id, soft_device.cm->carrier, &calls, &request);
 	if (!error || !(id->link || is_unreachable(error)))
@@ -146,7 +146,7 @@ int soft_rdma_connect(struct rdma_cm_id *application, struct rdma_conn_param *co
 	if (!id)
 		return -1;
 	error = soft_cm_datagrams(id) ? soft_cm_sidr_request(id, conn_param)
-				      : start(id, conn_param);
+				      : connect_id(id, conn_param);
 	return soft_cm_leave(error) ? -1 : soft_cm_complete(id);
 }
 

@@ -52,8 +52,8 @@ static void fill_gids(struct soft_cm_id *id)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
 
-	soft_gid_from(&addresses->addr.ibaddr.sgid, &addresses->src_addr);
-	soft_gid_from(&addresses->addr.ibaddr.dgid, &addresses->dst_addr);
+	soft_gid_from_sockaddr(&addresses->addr.ibaddr.sgid, &addresses->src_addr);
+	soft_gid_from_sockaddr(&addresses->addr.ibaddr.dgid, &addresses->dst_addr);
 	addresses->addr.ibaddr.pkey = htons(0xffff); /* the default partition (IBTA 10.9.1.2) */
 }
 
@@ -159,14 +159,14 @@ static int open_bound_socket(const struct soft_cm_id *id, const struct sockaddr 
 	return 0;
 }
 
-static int reserve(struct soft_cm_id *id, const struct sockaddr *address)
+static int reserve_simulated(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
 	int type = soft_cm_datagrams(id) ? SOCK_DGRAM : SOCK_STREAM, fd;
 	union ibv_gid own;
 
 	if (!soft_cm_is_any(address) &&
-	    !(soft_gid_from(&own, address) && soft_gid_is_of_host(&own)))
+	    !(soft_gid_from_sockaddr(&own, address) && soft_gid_is_on_this_host(&own)))
 		return EADDRNOTAVAIL;
 	memcpy(&addresses->src_storage, address, soft_cm_address_length(address));
 	fd = soft_device.platform->network->reserve(&addresses->src_addr, type);
@@ -182,7 +182,7 @@ int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address)
 	socklen_t length = sizeof(id->id.route.addr.src_storage);
 
 	if (soft_device.platform->network)
-		return reserve(id, address);
+		return reserve_simulated(id, address);
 	int error = open_bound_socket(id, address, id->v6_only, &id->sock);
 
 	if (error)
@@ -225,7 +225,7 @@ static bool selects_device(const struct soft_cm_id *id, const struct sockaddr *a
 {
 	union ibv_gid gid;
 
-	soft_gid_from(&gid, address);
+	soft_gid_from_sockaddr(&gid, address);
 	return !soft_cm_is_any(address) &&
 	       !(id->synchronous && (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)) ||
 				     !memcmp(&gid, &in6addr_loopback, sizeof(gid))));
@@ -245,7 +245,7 @@ static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
 		return error;
 	if (selects_device(id, address)) {
 		soft_cm_device_bind(id);
-		soft_gid_from(&id->id.route.addr.addr.ibaddr.sgid, address);
+		soft_gid_from_sockaddr(&id->id.route.addr.addr.ibaddr.sgid, address);
 	}
 	return 0;
 }
@@ -269,7 +269,8 @@ static bool is_on_secondary_device(const struct sockaddr *address)
 {
 	union ibv_gid gid;
 
-	return soft_gid_from(&gid, address) && soft_gid_port(&gid) != soft_hca_at(0)->port;
+	return soft_gid_from_sockaddr(&gid, address) &&
+	       soft_gid_port_bit(&gid) != soft_hca_at(0)->port_bit;
 }
 
 /* Find the source address for reaching `target`. The port of `source` is set to 0. `wanted` is the
@@ -283,21 +284,21 @@ static int find_source(const struct sockaddr *target, const struct sockaddr *wan
 	union ibv_gid gid, own;
 	int error = 0;
 
-	soft_gid_from(&gid, target);
-	if (wanted && soft_gid_from(&own, wanted) && soft_gid_is_loopback(&own))
+	soft_gid_from_sockaddr(&gid, target);
+	if (wanted && soft_gid_from_sockaddr(&own, wanted) && soft_gid_is_loopback(&own))
 		error = soft_gid_route(&own, &gid);
 	if (error)
 		return error;
 	if (network) {
-		const bool inside = soft_gid_is_of_host(&gid);
+		const bool inside = soft_gid_is_on_this_host(&gid);
 		const int device = network->device_to(&gid);
 
 		if (!inside && device < 0)
 			return ENETUNREACH;
 		own = inside ? gid : network->address(device);
 		if (wanted && !soft_cm_is_any(wanted))
-			soft_gid_from(&own, wanted);
-		soft_gid_address(&own, &own, 0, source);
+			soft_gid_from_sockaddr(&own, wanted);
+		soft_gid_to_sockaddr(&own, &own, 0, source);
 		return inside || network->device_to(&own) == device ? 0 : EINVAL;
 	}
 	int fd = socket(target->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -412,18 +413,18 @@ int soft_rdma_resolve_route(struct rdma_cm_id *application, int timeout_ms)
 
 /* ---- addresses of a connected socket ------------------------------------------------------ */
 
-static void unmap(struct sockaddr_storage *address)
+static void unmap_ipv4(struct sockaddr_storage *address)
 {
 	struct sockaddr_in6 mapped;
-	struct sockaddr_in plain = {.sin_family = AF_INET};
+	struct sockaddr_in ipv4 = {.sin_family = AF_INET};
 
 	memcpy(&mapped, address, sizeof(mapped));
 	if (mapped.sin6_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&mapped.sin6_addr))
 		return;
-	plain.sin_port = mapped.sin6_port;
-	memcpy(&plain.sin_addr, mapped.sin6_addr.s6_addr + 12, 4);
+	ipv4.sin_port = mapped.sin6_port;
+	memcpy(&ipv4.sin_addr, mapped.sin6_addr.s6_addr + 12, 4);
 	memset(address, 0, sizeof(*address));
-	memcpy(address, &plain, sizeof(plain));
+	memcpy(address, &ipv4, sizeof(ipv4));
 }
 
 void soft_cm_update_addresses(struct soft_cm_id *id)
@@ -432,8 +433,8 @@ void soft_cm_update_addresses(struct soft_cm_id *id)
 
 	id->link->carrier->get_addresses(id->link, &addresses->src_storage,
 					 &addresses->dst_storage);
-	unmap(&addresses->src_storage);
-	unmap(&addresses->dst_storage);
+	unmap_ipv4(&addresses->src_storage);
+	unmap_ipv4(&addresses->dst_storage);
 	fill_gids(id);
 }
 

@@ -53,13 +53,13 @@ static void failed(struct soft_cm_link *link, int error)
 }
 
 /* Handle a message on a link that the id keeps after the handshake. Only DREQ is expected. */
-static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
+static bool handle_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	failed(link, message->type == SOFT_CM_DREQ ? 0 : ECONNRESET);
 	return false;
 }
 
-static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
+static const struct soft_cm_link_calls calls = {.message = handle_message, .failed = failed};
 
 /* Send DREQ, except on a stream. On a stream, the peer may not be ready for DREQ because it still
  * waits for RTU, and it detects the disconnect when the stream is closed. */

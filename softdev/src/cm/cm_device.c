@@ -27,7 +27,7 @@ static int open_context(struct soft_cm_device *device, struct ibv_device *of)
 
 	if (error)
 		return error;
-	device->own.only_pd_left = soft_cm_device_sweep;
+	device->own.on_only_pd_left = soft_cm_device_sweep;
 	device->pd = soft_ibv_alloc_pd(&device->own.extended.context);
 	if (!device->pd) {
 		soft_context_stop(&device->own);
@@ -41,7 +41,7 @@ static int open_context(struct soft_cm_device *device, struct ibv_device *of)
  * value. */
 static int open_all(void)
 {
-	int count = 0, gone = 0, error = 0;
+	int count = 0, removed_count = 0, error = 0;
 	struct ibv_device **list = soft_ibv_get_device_list(&count);
 
 	if (!list)
@@ -52,10 +52,10 @@ static int open_all(void)
 		if (!device->is_open)
 			error = open_context(device, list[i]);
 		else
-			gone += device->own.fatal;
+			removed_count += device->own.fatal;
 	}
 	soft_ibv_free_device_list(list);
-	if (!error && gone == count)
+	if (!error && removed_count == count)
 		error = ENODEV; /* all devices are removed, but some still have objects */
 	return error ? -error : count;
 }
@@ -99,7 +99,7 @@ static void sweep(struct soft_cm_device *device)
 		 !device->holds && device->own.children == 1 &&
 		 !soft_container(device->pd, struct soft_pd, ibv)->users;
 	if (unused)
-		soft_async_forget(&device->own, NULL);
+		soft_async_drop_events(&device->own, NULL);
 	soft_unlock();
 	if (unused) {
 		device->is_open = false;
@@ -122,8 +122,8 @@ static struct soft_cm_device *device_at(const struct sockaddr *address)
 {
 	union ibv_gid gid;
 
-	soft_gid_from(&gid, address);
-	return &soft_device.cm->devices[__builtin_ctz(soft_gid_port(&gid))];
+	soft_gid_from_sockaddr(&gid, address);
+	return &soft_device.cm->devices[__builtin_ctz(soft_gid_port_bit(&gid))];
 }
 
 int soft_cm_device_error(const struct sockaddr *address)

@@ -32,14 +32,14 @@ struct rdma_event_channel *soft_rdma_create_event_channel(void)
 
 static void free_channel(struct soft_cm_channel *channel)
 {
-	struct soft_cm_channel *before;
+	struct soft_cm_channel *previous;
 
 	soft_channel_destroy(&channel->wake);
 	soft_lock();
-	before = soft_device.cm->last_destroyed;
+	previous = soft_device.cm->last_destroyed;
 	soft_device.cm->last_destroyed = channel;
 	soft_unlock();
-	free(before);
+	free(previous);
 	soft_engine_put();
 }
 
@@ -200,7 +200,7 @@ void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
 		free(event);
 	}
 	if (soft_list_empty(&channel->events))
-		soft_channel_consume(&channel->wake);
+		soft_channel_clear_signal(&channel->wake);
 }
 
 /* ---- taking and acknowledging -------------------------------------------------------------- */
@@ -220,7 +220,7 @@ static struct soft_cm_event *dequeue_event(struct soft_cm_channel *channel)
 		}
 	}
 	if (soft_list_empty(&channel->events))
-		soft_channel_consume(&channel->wake);
+		soft_channel_clear_signal(&channel->wake);
 	soft_unlock();
 	return event;
 }
@@ -246,7 +246,7 @@ static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int
  * channel, block forever instead. The kernel does the same, and some programs (rping) destroy a
  * channel while a thread waits for its events. Returns 0, or an errno value if a signal interrupts
  * the wait. */
-static int enter(struct soft_cm_channel *channel)
+static int begin_reading(struct soft_cm_channel *channel)
 {
 	soft_lock();
 	bool destroyed = channel->destroyed;
@@ -256,7 +256,7 @@ static int enter(struct soft_cm_channel *channel)
 	return destroyed && poll(NULL, 0, -1) < 0 ? errno : 0;
 }
 
-static void leave(struct soft_cm_channel *channel)
+static void end_reading(struct soft_cm_channel *channel)
 {
 	soft_lock();
 	bool last = --channel->active_readers == 0 && channel->destroyed;
@@ -275,11 +275,11 @@ int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_c
 	if (!application || !event)
 		return soft_cm_fail(EINVAL);
 	channel = soft_cm_channel_of(application);
-	error = enter(channel);
+	error = begin_reading(channel);
 	if (error)
 		return soft_cm_fail(error);
 	taken = wait_for_event(channel, &error);
-	leave(channel);
+	end_reading(channel);
 	if (!taken)
 		return soft_cm_fail(error);
 	if (taken->event.event == RDMA_CM_EVENT_MULTICAST_JOIN) {
@@ -357,7 +357,7 @@ static void move_events(struct soft_cm_id *id, struct soft_cm_channel *from,
 		}
 	}
 	if (soft_list_empty(&from->events))
-		soft_channel_consume(&from->wake);
+		soft_channel_clear_signal(&from->wake);
 }
 
 int soft_rdma_migrate_id(struct rdma_cm_id *application, struct rdma_event_channel *channel)

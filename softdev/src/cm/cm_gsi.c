@@ -96,13 +96,13 @@ static void set_peer_qpn(struct conversation *conversation, uint32_t qpn)
 				 &conversation->by_peer_qpn);
 }
 
-static struct conversation *conversation_new(const struct conversation *like, int *error)
+static struct conversation *conversation_new(const struct conversation *initial, int *error)
 {
 	struct conversation *created = hold(sizeof(*created), error);
 
 	if (!created)
 		return NULL;
-	*created = *like;
+	*created = *initial;
 	*error = soft_table_add(&soft_device.cm->gsi.ids, created, UINT32_MAX, &created->local_id);
 	if (*error) {
 		release(created);
@@ -240,7 +240,7 @@ static bool check_rate_limit(const union ibv_gid *from, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;
 
-	(void)soft_gid_address(from, to, 0, &address);
+	(void)soft_gid_to_sockaddr(from, to, 0, &address);
 	if (soft_fair_rate_use(&soft_device.cm->gsi.request_rate, &address))
 		return true;
 	SOFT_TRACE_DROPPED(.reason = "REQUEST_RATE", .qp_num = GSI_QPN, .remote = from);
@@ -255,7 +255,7 @@ static struct listener *listener_at(const union ibv_gid *gid, const struct soft_
 		struct rdma_cm_id *id = &it->listener.id->id;
 		union ibv_gid own;
 
-		soft_gid_from(&own, &id->route.addr.src_addr);
+		soft_gid_from_sockaddr(&own, &id->route.addr.src_addr);
 		if (ntohs(soft_rdma_get_src_port(id)) == mad->service_port &&
 		    soft_cm_datagrams(it->listener.id) == is_sidr(mad) &&
 		    id->ps == mad->message.port_space && !mad->service_prefix &&
@@ -275,29 +275,29 @@ static void handle_request(const union ibv_gid *from, const union ibv_gid *to,
 {
 	const struct soft_cm_message disconnect = {.type = SOFT_CM_DREQ};
 	const bool shared = soft_device.cm->gsi.calls->is_shared(to);
-	struct conversation *known = find_by_remote_id(from, mad),
-			    *old = find_by_peer_qpn(from, mad->message.qpn), *created;
+	struct conversation *existing = find_by_remote_id(from, mad),
+			    *stale = find_by_peer_qpn(from, mad->message.qpn), *created;
 	struct listener *listener = listener_at(to, mad);
 	int error;
 
 	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
 		return; /* forged addresses or missing ID */
-	if (shared && !known && !old && !listener)
+	if (shared && !existing && !stale && !listener)
 		return; /* for another process, which limits the rate of its own requests */
 	if (!check_rate_limit(from, to))
 		return;
-	if (known && known->transaction == mad->transaction) {
-		(void)soft_cm_link_received(&known->link, &mad->message);
+	if (existing && existing->transaction == mad->transaction) {
+		(void)soft_cm_link_received(&existing->link, &mad->message);
 		return;
 	}
-	if (old) {
+	if (stale) {
 		respond(from, to, mad, SOFT_CM_REASON_STALE);
 		/* Send DREQ if the old connection was established, because the peer may still use
 		 * it. */
-		if (old->link.last_sent.type == SOFT_CM_RTU ||
-		    old->link.highest_received == SOFT_CM_RTU)
-			(void)soft_cm_link_send(&old->link, &disconnect);
-		soft_cm_link_failed(&old->link, ECONNRESET);
+		if (stale->link.last_sent.type == SOFT_CM_RTU ||
+		    stale->link.highest_received == SOFT_CM_RTU)
+			(void)soft_cm_link_send(&stale->link, &disconnect);
+		soft_cm_link_failed(&stale->link, ECONNRESET);
 		return;
 	}
 	if (!listener) {
@@ -346,12 +346,12 @@ static struct conversation *find_conversation(const union ibv_gid *from,
 }
 
 /* Returns whether the response reports that the requested port has no listener. */
-static bool has_no_service(const struct soft_cm_message *answer, uint8_t asked)
+static bool has_no_service(const struct soft_cm_message *response, uint8_t request_type)
 {
-	if (asked == SOFT_SIDR_REQ)
-		return answer->type == SOFT_SIDR_REP && answer->status == SOFT_SIDR_NO_SERVICE;
-	return asked == SOFT_CM_REQ && answer->type == SOFT_CM_REJ &&
-	       answer->reason == SOFT_CM_REASON_INVALID_SERVICE_ID;
+	if (request_type == SOFT_SIDR_REQ)
+		return response->type == SOFT_SIDR_REP && response->status == SOFT_SIDR_NO_SERVICE;
+	return request_type == SOFT_CM_REQ && response->type == SOFT_CM_REJ &&
+	       response->reason == SOFT_CM_REASON_INVALID_SERVICE_ID;
 }
 
 void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *bytes,
@@ -391,7 +391,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 
 /* ---- opening and closing ------------------------------------------------------------------- */
 
-static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
+static struct soft_cm_link *open_conversation(struct soft_cm_id *id, int *error)
 {
 	const struct rdma_addr *addresses = &id->id.route.addr;
 	struct conversation *created = conversation_new(
@@ -433,13 +433,13 @@ static void get_addresses(const struct soft_cm_link *link, struct sockaddr_stora
 {
 	const struct conversation *it = conversation_of(link);
 
-	(void)soft_gid_address(&it->local, &it->local, it->local_port, local);
-	(void)soft_gid_address(&it->peer, &it->local, it->peer_port, peer);
+	(void)soft_gid_to_sockaddr(&it->local, &it->local, it->local_port, local);
+	(void)soft_gid_to_sockaddr(&it->peer, &it->local, it->peer_port, peer);
 }
 
 const struct soft_cm_carrier soft_cm_gsi = {
 	.is_lossy = true,
-	.connect = start,
+	.connect = open_conversation,
 	.listen = start_listening,
 	.unlisten = stop_listening,
 	.send = send_message,

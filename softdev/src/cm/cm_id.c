@@ -69,7 +69,7 @@ void soft_cm_id_join(struct soft_cm_id *id, struct soft_cm_channel *channel)
 	id->id.channel = &channel->channel;
 	soft_list_append(&channel->ids, &id->in_channel);
 	if (id->awaits_peer)
-		soft_counter_add(&channel->wake.wanted, 1);
+		soft_counter_add(&channel->wake.armed_sources, 1);
 }
 
 void soft_cm_id_leave(struct soft_cm_id *id)
@@ -86,7 +86,7 @@ void soft_cm_id_set_awaits_peer(struct soft_cm_id *id, bool waits)
 	soft_assert_locked();
 	if (!id->id.channel || id->awaits_peer == waits)
 		return;
-	soft_counter_add(&soft_cm_channel_of(id->id.channel)->wake.wanted, waits ? 1u : -1u);
+	soft_counter_add(&soft_cm_channel_of(id->id.channel)->wake.armed_sources, waits ? 1u : -1u);
 	id->awaits_peer = waits;
 }
 
@@ -141,7 +141,7 @@ void soft_cm_request_join(struct soft_cm_id *id)
 
 /* ---- destroying and removing -------------------------------------------------------------- */
 
-static void stop(struct soft_cm_id *id)
+static void fail_id(struct soft_cm_id *id)
 {
 	soft_timer_stop(&id->timewait);
 	soft_cm_listener_close(id);
@@ -160,15 +160,15 @@ static void stop(struct soft_cm_id *id)
  * other id with a link sends REJ with reason "rejected by the consumer". */
 void soft_cm_id_cancel(struct soft_cm_id *id, struct soft_node *orphans)
 {
-	bool asked = id->state == SOFT_CM_CONNECTING;
+	bool awaits_rep = id->state == SOFT_CM_CONNECTING;
 
 	soft_assert_locked();
 	if (id->state == SOFT_CM_CONNECTED && !soft_cm_datagrams(id))
 		soft_cm_close(id);
 	else if (id->link && !soft_cm_datagrams(id))
-		soft_cm_reject(id, asked ? SOFT_CM_REASON_TIMEOUT : SOFT_CM_REASON_CONSUMER, NULL,
-			       0);
-	stop(id);
+		soft_cm_reject(id, awaits_rep ? SOFT_CM_REASON_TIMEOUT : SOFT_CM_REASON_CONSUMER,
+			       NULL, 0);
+	fail_id(id);
 	soft_cm_leave_groups(id);
 	soft_cm_drop_events(id, NULL, orphans);
 	if (id->attached)
@@ -179,7 +179,7 @@ void soft_cm_id_cancel(struct soft_cm_id *id, struct soft_node *orphans)
  * Events already queued are kept. After that, the application can only destroy the id. */
 static void remove_id(struct soft_cm_id *id)
 {
-	stop(id);
+	fail_id(id);
 	soft_cm_report(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0, NULL);
 }
 
@@ -232,7 +232,7 @@ static const struct soft_cm_limits limits = {
 
 static void create(void)
 {
-	soft_device.cm = soft_part(sizeof(struct soft_cm));
+	soft_device.cm = soft_alloc_part(sizeof(struct soft_cm));
 	*soft_device.cm = (struct soft_cm){.carrier = &soft_cm_stream,
 					   .sidr_client = &soft_cm_sidr_client,
 					   .sidr_server = &soft_cm_sidr_server,

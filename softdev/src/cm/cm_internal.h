@@ -217,7 +217,7 @@ struct soft_cm_id {
 	 * side cannot use shared memory. */
 	uint16_t shm_port;
 	uint16_t path_port; /* identifies TCP paths to the accepting process; 0 if unknown */
-	bool opens_chan;
+	bool is_initiator;
 
 	struct soft_node awaiting_adoption; /* node in soft_cm.awaiting_adoption */
 	bool keeps_link; /* the id keeps its link after the handshake */
@@ -242,7 +242,7 @@ struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context
 void soft_cm_id_join(struct soft_cm_id *id, struct soft_cm_channel *channel);
 void soft_cm_id_leave(struct soft_cm_id *id);
 /* Set whether the id waits for the peer. As long as any id of a channel waits, the engine serves
- * the channel without delay (soft_channel.wanted). */
+ * the channel without delay (soft_channel.armed_sources). */
 void soft_cm_id_set_awaits_peer(struct soft_cm_id *id, bool waits);
 
 /* Cancel the id's operations, notify the peer, drop the id's events, and move the id to state
@@ -369,11 +369,11 @@ void soft_cm_link_leave(struct soft_cm_link *link);
 /* Send REJ on a link whose request has no id yet, and end the link. The link need not linger,
  * because a retransmitted REQ will be rejected again. */
 void soft_cm_link_reject(struct soft_cm_link *link, uint16_t reason);
-/* Assign one of `most` places to the link. Networks get fair shares of the places (fair_share.h).
- * Returns the link evicted to make room, or NULL. The caller must end the evicted link, which is
- * never `link`. */
+/* Assign one of `max_places` places to the link. Networks get fair shares of the places
+ * (fair_share.h). Returns the link evicted to make room, or NULL. The caller must end the evicted
+ * link, which is never `link`. */
 struct soft_cm_link *soft_cm_link_assign_place(struct soft_cm_link *link,
-					       struct soft_places *places, unsigned most);
+					       struct soft_places *places, unsigned max_places);
 /* Handle a message received by the carrier. Returns false if the link may have been freed. */
 bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_message *message);
 /* Report a failure to the link's owner, or end the link if it has no owner. */
@@ -453,9 +453,9 @@ struct ibv_qp *soft_cm_qp(const struct soft_cm_id *id);
  * `parameters` may be NULL. */
 void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_param *parameters,
 			  struct soft_cm_message *message);
-/* Returns the number of outstanding reads and atomics to allow. This is `wanted`, or `otherwise` if
+/* Returns the number of outstanding reads and atomics to allow. This is `wanted`, or `fallback` if
  * `wanted` is RDMA_MAX_RESP_RES, but never more than the device's maximum. */
-uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
+uint8_t soft_cm_depth(uint8_t wanted, uint8_t fallback);
 /* Move the queue pair to INIT, and continue through RTR to RTS if it is a datagram queue pair or
  * `peer_known` is set. The caller sets `peer_known` once REQ or REP has arrived. A connected queue
  * pair is then already in INIT. Moving it to INIT again enables the remote access agreed in the

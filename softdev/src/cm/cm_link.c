@@ -44,10 +44,10 @@ static void start_timer(struct soft_cm_link *link, uint64_t pause_ns)
  * peer's final message, nothing is retransmitted. */
 static void start_response_timer(struct soft_cm_link *link)
 {
-	bool repeats = link->carrier->is_lossy && expects_response(link->last_sent.type) &&
-		       !is_one_of(link->highest_received, FINAL_TYPES);
+	bool retransmits = link->carrier->is_lossy && expects_response(link->last_sent.type) &&
+			   !is_one_of(link->highest_received, FINAL_TYPES);
 
-	start_timer(link, repeats ? link->pause_ns : INT64_MAX);
+	start_timer(link, retransmits ? link->pause_ns : INT64_MAX);
 	if (link->pause_ns < LONGEST_PAUSE_NS)
 		link->pause_ns = link->pause_ns * 2 < LONGEST_PAUSE_NS ? link->pause_ns * 2
 								       : LONGEST_PAUSE_NS;
@@ -56,8 +56,8 @@ static void start_response_timer(struct soft_cm_link *link)
 static void expired(struct soft_timer *timer)
 {
 	struct soft_cm_link *link = soft_container(timer, struct soft_cm_link, timer);
-	bool over = soft_now() >= link->deadline;
-	int error = over ? ETIMEDOUT : link->carrier->send(link, &link->last_sent);
+	bool deadline_passed = soft_now() >= link->deadline;
+	int error = deadline_passed ? ETIMEDOUT : link->carrier->send(link, &link->last_sent);
 
 	if (error)
 		soft_cm_link_failed(link, error);
@@ -146,27 +146,27 @@ bool soft_cm_link_retry(struct soft_cm_link *link)
 /* ---- ending ------------------------------------------------------------------------------- */
 
 struct soft_cm_link *soft_cm_link_assign_place(struct soft_cm_link *link,
-					       struct soft_places *places, unsigned most)
+					       struct soft_places *places, unsigned max_places)
 {
 	struct sockaddr_storage local, peer = {0};
-	struct soft_place *excess;
+	struct soft_place *evicted;
 
 	link->carrier->get_addresses(link, &local, &peer);
 	soft_places_add(places, &link->place, &peer);
-	excess = soft_places_evicted(places, most);
-	return excess ? soft_container(excess, struct soft_cm_link, place) : NULL;
+	evicted = soft_places_find_victim(places, max_places);
+	return evicted ? soft_container(evicted, struct soft_cm_link, place) : NULL;
 }
 
 /* Keep the link so that it can respond to duplicates. The number of lingering links is limited
  * because a peer may start and end any number of exchanges. */
 static void linger(struct soft_cm_link *link)
 {
-	struct soft_cm_link *excess;
+	struct soft_cm_link *evicted;
 
 	soft_cm_link_set_deadline(link, soft_device.cm->limits.linger_ms);
-	excess = soft_cm_link_assign_place(link, &soft_device.cm->lingering, soft_cm_half_open());
-	if (excess)
-		excess->carrier->end(excess);
+	evicted = soft_cm_link_assign_place(link, &soft_device.cm->lingering, soft_cm_half_open());
+	if (evicted)
+		evicted->carrier->end(evicted);
 }
 
 void soft_cm_link_leave(struct soft_cm_link *link)

@@ -37,9 +37,9 @@ static bool has_room(const struct soft_cm_id *id)
 static unsigned max_parked(const struct soft_cm_id *id)
 {
 	unsigned places = soft_cm_half_open();
-	unsigned most = id->backlog < 4 * places ? id->backlog : 4 * places;
+	unsigned limit = id->backlog < 4 * places ? id->backlog : 4 * places;
 
-	return most > places ? most : places;
+	return limit > places ? limit : places;
 }
 
 static struct soft_cm_link *unpark_next(struct soft_cm_listener *listener)
@@ -56,11 +56,11 @@ static struct soft_cm_link *unpark_next(struct soft_cm_listener *listener)
  * fails or receives REJ. */
 static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 {
-	struct soft_cm_link *excess =
+	struct soft_cm_link *evicted =
 		soft_cm_link_assign_place(link, &listener->parked, max_parked(listener->id));
 
-	if (excess)
-		soft_cm_link_reject(excess, SOFT_CM_REASON_NO_RESOURCES);
+	if (evicted)
+		soft_cm_link_reject(evicted, SOFT_CM_REASON_NO_RESOURCES);
 }
 
 /* Returns the reason for rejecting a request without reporting it to the application (IBTA

@@ -33,37 +33,37 @@ static struct lookup_result *lookup_result_new(const struct rdma_addrinfo *hints
 {
 	const char *name = found ? found->ai_canonname : NULL;
 	bool passive = hints->ai_flags & RAI_PASSIVE, datagram = is_datagram(hints);
-	struct lookup_result *answer = calloc(1, sizeof(*answer) + (name ? strlen(name) + 1 : 0));
+	struct lookup_result *result = calloc(1, sizeof(*result) + (name ? strlen(name) + 1 : 0));
 	struct rdma_addrinfo *info;
 
-	if (!answer)
+	if (!result)
 		return NULL;
-	info = &answer->info;
+	info = &result->info;
 	info->ai_flags = hints->ai_flags;
 	info->ai_family = found ? found->ai_family : hints->ai_family;
 	info->ai_qp_type = hints->ai_qp_type;
 	info->ai_port_space = hints->ai_port_space;
 	/* The result includes the source address of the hints (rdma_getaddrinfo(3)). */
 	if (hints->ai_src_addr && hints->ai_src_len)
-		set_address(&info->ai_src_addr, &info->ai_src_len, &answer->source,
+		set_address(&info->ai_src_addr, &info->ai_src_len, &result->source,
 			    hints->ai_src_addr, hints->ai_src_len);
 	if (!found) {
 		if (hints->ai_dst_addr && hints->ai_dst_len)
-			set_address(&info->ai_dst_addr, &info->ai_dst_len, &answer->address,
+			set_address(&info->ai_dst_addr, &info->ai_dst_len, &result->address,
 				    hints->ai_dst_addr, hints->ai_dst_len);
-		return answer;
+		return result;
 	}
 	if (!info->ai_qp_type)
 		info->ai_qp_type = datagram ? IBV_QPT_UD : IBV_QPT_RC;
 	if (!info->ai_port_space)
 		info->ai_port_space = datagram ? RDMA_PS_UDP : RDMA_PS_TCP;
 	set_address(passive ? &info->ai_src_addr : &info->ai_dst_addr,
-		    passive ? &info->ai_src_len : &info->ai_dst_len, &answer->address,
+		    passive ? &info->ai_src_len : &info->ai_dst_len, &result->address,
 		    found->ai_addr, found->ai_addrlen);
 	if (name)
 		*(passive ? &info->ai_src_canonname : &info->ai_dst_canonname) =
-			strcpy(answer->name, name);
-	return answer;
+			strcpy(result->name, name);
+	return result;
 }
 
 /* Convert a getaddrinfo(3) error code to an errno value. */
@@ -89,17 +89,17 @@ static int resolver_error(int code)
 static int look_up(const char *node, const char *service, const struct rdma_addrinfo *hints,
 		   struct addrinfo **found)
 {
-	struct addrinfo wanted = {.ai_family = hints->ai_flags & RAI_FAMILY || hints->ai_family
-						       ? hints->ai_family
-						       : AF_UNSPEC,
-				  .ai_socktype = is_datagram(hints) ? SOCK_DGRAM : SOCK_STREAM};
+	struct addrinfo criteria = {.ai_family = hints->ai_flags & RAI_FAMILY || hints->ai_family
+							 ? hints->ai_family
+							 : AF_UNSPEC,
+				    .ai_socktype = is_datagram(hints) ? SOCK_DGRAM : SOCK_STREAM};
 	int code;
 
 	if (hints->ai_flags & RAI_PASSIVE)
-		wanted.ai_flags |= AI_PASSIVE;
+		criteria.ai_flags |= AI_PASSIVE;
 	if (hints->ai_flags & RAI_NUMERICHOST)
-		wanted.ai_flags |= AI_NUMERICHOST;
-	code = getaddrinfo(node, service, &wanted, found);
+		criteria.ai_flags |= AI_NUMERICHOST;
+	code = getaddrinfo(node, service, &criteria, found);
 	return code ? resolver_error(code) : 0;
 }
 
@@ -111,7 +111,7 @@ int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rd
 	static const struct rdma_addrinfo no_hints;
 	struct rdma_addrinfo **next = res;
 	struct addrinfo *found = NULL;
-	const struct addrinfo *one;
+	const struct addrinfo *address_info;
 	int error = 0;
 
 	if (!res || (!node && !service && !hints))
@@ -127,20 +127,20 @@ int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rd
 		if (error)
 			return soft_cm_fail(error);
 	}
-	one = found;
+	address_info = found;
 	do {
-		struct lookup_result *answer = lookup_result_new(hints, one);
+		struct lookup_result *result = lookup_result_new(hints, address_info);
 
-		if (!answer) {
+		if (!result) {
 			error = ENOMEM;
 			soft_rdma_freeaddrinfo(*res);
 			*res = NULL;
 			break;
 		}
-		*next = &answer->info;
-		next = &answer->info.ai_next;
-		one = one ? one->ai_next : NULL;
-	} while (one);
+		*next = &result->info;
+		next = &result->info.ai_next;
+		address_info = address_info ? address_info->ai_next : NULL;
+	} while (address_info);
 	if (found)
 		freeaddrinfo(found);
 	return error ? soft_cm_fail(error) : 0;

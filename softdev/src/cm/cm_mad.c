@@ -6,8 +6,8 @@
 #include <string.h>
 
 enum {
-	PREFIX_MOST = 12, /* length of the prefix in IPv4-mapped addresses */
-	ADDRESSES = 36, /* size of the rdma_cm header */
+	IPV4_PREFIX_SIZE = 12, /* length of the prefix in IPv4-mapped addresses */
+	RDMA_CM_HEADER_SIZE = 36, /* size of the rdma_cm header */
 };
 
 /* Base version, management class "communication management", class version, and method "send"
@@ -17,9 +17,9 @@ static const uint8_t header[] = {1, 0x07, 2, 0x03};
 /* Layout of each message type: the attribute ID, the offset of the private data, whether the
  * private data begins with the rdma_cm header, and the maximum size of the application's data. */
 static const struct {
-	uint8_t attribute, private_at;
-	bool addresses;
-	uint8_t room;
+	uint8_t attribute, private_offset;
+	bool has_rdma_cm_header;
+	uint8_t max_private_size;
 } attributes[] = {
 	[SOFT_CM_REQ] = {0x10, SOFT_MAD_HEADER + 140, true, SOFT_CM_REQ_PRIVATE},
 	[SOFT_CM_MRA] = {0x11, SOFT_MAD_HEADER + 10, false, 0},
@@ -33,9 +33,9 @@ static const struct {
 };
 
 #define TYPE(type) (1u << SOFT_##type)
-#define EVERY (~0u)
-#define CONNECTED (TYPE(CM_REQ) | TYPE(CM_REP))
-#define ANSWERS                                                                                    \
+#define ALL_TYPES (~0u)
+#define REQ_OR_REP (TYPE(CM_REQ) | TYPE(CM_REP))
+#define LATER_TYPES                                                                                \
 	(TYPE(CM_MRA) | TYPE(CM_REJ) | TYPE(CM_REP) | TYPE(CM_RTU) | TYPE(CM_DREQ) | TYPE(CM_DREP))
 
 struct field {
@@ -43,7 +43,7 @@ struct field {
 	uint16_t byte; /* offset in the MAD */
 	uint8_t bit, width;
 	uint8_t size; /* member size in bytes; 0 for a fixed value */
-	uint16_t at; /* member offset in struct soft_cm_mad */
+	uint16_t member_offset; /* member offset in struct soft_cm_mad */
 	uint32_t value;
 };
 
@@ -61,11 +61,11 @@ struct field {
 /* Timeouts are exponents n in 4.096 us * 2^n. Byte offsets are relative to the end of the MAD
  * header. */
 static const struct field fields[] = {
-	FIELD(EVERY, -16, 0, 64, transaction), /* 13.4.3 */
-	FIELD(CONNECTED, -4, 0, 32, message.ece.options), /* attribute modifier */
+	FIELD(ALL_TYPES, -16, 0, 64, transaction), /* 13.4.3 */
+	FIELD(REQ_OR_REP, -4, 0, 32, message.ece.options), /* attribute modifier */
 
-	FIELD(TYPE(CM_REQ) | ANSWERS, 0, 0, 32, local_id), /* 12.6.5 to 12.6.11 */
-	FIELD(ANSWERS, 4, 0, 32, remote_id),
+	FIELD(TYPE(CM_REQ) | LATER_TYPES, 0, 0, 32, local_id), /* 12.6.5 to 12.6.11 */
+	FIELD(LATER_TYPES, 4, 0, 32, remote_id),
 
 	FIELD(TYPE(CM_REQ), 5, 0, 24, message.ece.vendor_id), /* 12.6.5 */
 	FIELD(TYPE(CM_REQ), 8, 0, 32, service_prefix), /* A11.2 */
@@ -147,7 +147,7 @@ static void put(uint8_t *bytes, const struct field *field, uint64_t value)
 
 static uint64_t load(const struct soft_cm_mad *mad, const struct field *field)
 {
-	const uint8_t *at = (const uint8_t *)mad + field->at;
+	const uint8_t *at = (const uint8_t *)mad + field->member_offset;
 
 	switch (field->size) {
 	case 0:
@@ -165,7 +165,7 @@ static uint64_t load(const struct soft_cm_mad *mad, const struct field *field)
 
 static void store(struct soft_cm_mad *mad, const struct field *field, uint64_t value)
 {
-	uint8_t *at = (uint8_t *)mad + field->at;
+	uint8_t *at = (uint8_t *)mad + field->member_offset;
 
 	switch (field->size) {
 	case 0:
@@ -194,7 +194,7 @@ enum {
 
 static bool is_ipv4(const uint8_t gid[16])
 {
-	static const uint8_t prefix[PREFIX_MOST] = {[10] = 0xff, [11] = 0xff};
+	static const uint8_t prefix[IPV4_PREFIX_SIZE] = {[10] = 0xff, [11] = 0xff};
 
 	return !memcmp(gid, prefix, sizeof(prefix));
 }
@@ -203,7 +203,7 @@ static bool is_ipv4(const uint8_t gid[16])
  * destination address. An IPv4 address is stored in the last four bytes of its field. */
 static void put_addresses(uint8_t *at, const struct soft_cm_mad *mad)
 {
-	size_t skip = is_ipv4(mad->source) ? PREFIX_MOST : 0;
+	size_t skip = is_ipv4(mad->source) ? IPV4_PREFIX_SIZE : 0;
 
 	at[1] = skip ? 4 << 4 : 6 << 4;
 	at[2] = (uint8_t)(mad->source_port >> 8);
@@ -223,7 +223,7 @@ static bool get_addresses(const uint8_t *at, struct soft_cm_mad *mad)
 	memcpy(mad->destination, at + 20, 16);
 	if (version == 6)
 		return true;
-	for (int i = 0; i < PREFIX_MOST; i++)
+	for (int i = 0; i < IPV4_PREFIX_SIZE; i++)
 		mad->source[i] = mad->destination[i] = i < 10 ? 0 : 0xff;
 	return true;
 }
@@ -232,14 +232,14 @@ static bool get_addresses(const uint8_t *at, struct soft_cm_mad *mad)
 
 uint8_t soft_cm_max_private_data(enum soft_cm_type type)
 {
-	return attributes[type].room;
+	return attributes[type].max_private_size;
 }
 
 bool soft_cm_put_private(struct soft_cm_message *message, const void *data, uint8_t length)
 {
 	if (!data || !length)
 		return true;
-	if (length > attributes[message->type].room)
+	if (length > attributes[message->type].max_private_size)
 		return false;
 	message->private_data_len = length;
 	memcpy(message->private_data, data, length);
@@ -250,7 +250,7 @@ void soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE
 {
 	const struct soft_cm_message *message = &mad->message;
 	struct soft_cm_mad copy = *mad;
-	uint8_t *private_data = out + attributes[message->type].private_at;
+	uint8_t *private_data = out + attributes[message->type].private_offset;
 
 	memset(out, 0, SOFT_MAD_SIZE);
 	memcpy(out, header, sizeof(header));
@@ -267,9 +267,9 @@ void soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE
 		memcpy(out + SOFT_MAD_HEADER + 56, mad->source, 16);
 		memcpy(out + SOFT_MAD_HEADER + 72, mad->destination, 16);
 	}
-	if (attributes[message->type].addresses) {
+	if (attributes[message->type].has_rdma_cm_header) {
 		put_addresses(private_data, mad);
-		private_data += ADDRESSES;
+		private_data += RDMA_CM_HEADER_SIZE;
 	}
 	memcpy(private_data, message->private_data, message->private_data_len);
 }
@@ -286,7 +286,7 @@ bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad 
 		type++;
 	if (type > SOFT_SIDR_REP)
 		return false;
-	const uint8_t *private_data = bytes + attributes[type].private_at;
+	const uint8_t *private_data = bytes + attributes[type].private_offset;
 
 	message->type = (enum soft_cm_type)type;
 	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
@@ -298,12 +298,12 @@ bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad 
 		for (int i = 0; i < 3; i++)
 			message->ece.vendor_id = message->ece.vendor_id << 8 |
 						 bytes[SOFT_MAD_HEADER + reply_vendor[i]];
-	if (attributes[type].addresses) {
+	if (attributes[type].has_rdma_cm_header) {
 		if (!get_addresses(private_data, mad))
 			return false;
-		private_data += ADDRESSES;
+		private_data += RDMA_CM_HEADER_SIZE;
 	}
-	message->private_data_len = attributes[type].room;
+	message->private_data_len = attributes[type].max_private_size;
 	memcpy(message->private_data, private_data, message->private_data_len);
 	return true;
 }
@@ -333,7 +333,7 @@ int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *
 	*message = mad.message;
 	message->number = mad.transaction;
 	message->path_mtu = message->traffic_class = 0; /* not used by a stream */
-	if (!(CONNECTED & 1u << message->type))
+	if (!(REQ_OR_REP & 1u << message->type))
 		return 0;
 	message->shm_port = (uint16_t)(mad.guid >> 16);
 	message->path_port = (uint16_t)mad.guid;

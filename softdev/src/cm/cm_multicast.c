@@ -16,7 +16,7 @@ struct group {
 	bool attached;
 };
 
-static struct group *find(struct soft_cm_id *id, const union ibv_gid *gid)
+static struct group *find_group(struct soft_cm_id *id, const union ibv_gid *gid)
 {
 	soft_list_each (struct group, group, &id->groups, node)
 		if (!memcmp(&group->gid, gid, sizeof(*gid)))
@@ -24,14 +24,14 @@ static struct group *find(struct soft_cm_id *id, const union ibv_gid *gid)
 	return NULL;
 }
 
-static int report(struct soft_cm_id *id, const struct group *group, void *context)
+static int report_join(struct soft_cm_id *id, const struct group *group, void *context)
 {
-	struct rdma_ud_param there = {
+	struct rdma_ud_param destination = {
 		.qp_num = SOFT_MULTICAST_QPN, .qkey = RDMA_UDP_QKEY, .private_data = context};
 
-	soft_cm_fill_vector(id, &there.ah_attr);
-	there.ah_attr.grh.dgid = group->gid;
-	return soft_cm_report_ud(id, RDMA_CM_EVENT_MULTICAST_JOIN, 0, &there);
+	soft_cm_fill_vector(id, &destination.ah_attr);
+	destination.ah_attr.grh.dgid = group->gid;
+	return soft_cm_report_ud(id, RDMA_CM_EVENT_MULTICAST_JOIN, 0, &destination);
 }
 
 static int join(struct soft_cm_id *id, const struct sockaddr *address, bool send_only,
@@ -43,7 +43,7 @@ static int join(struct soft_cm_id *id, const struct sockaddr *address, bool send
 
 	if (error || !soft_cm_datagrams(id) || !id->bound)
 		return EINVAL;
-	soft_gid_from(&gid, address);
+	soft_gid_from_sockaddr(&gid, address);
 	if (!soft_gid_is_multicast(&gid))
 		return EINVAL;
 	group = calloc(1, sizeof(*group));
@@ -51,7 +51,7 @@ static int join(struct soft_cm_id *id, const struct sockaddr *address, bool send
 		return ENOMEM;
 	group->gid = gid;
 	group->send_only = send_only;
-	error = report(id, group, context);
+	error = report_join(id, group, context);
 	if (error)
 		free(group);
 	else
@@ -93,7 +93,7 @@ int soft_cm_multicast_joined(struct soft_cm_id *id, const union ibv_gid *gid)
 	struct group *group;
 
 	soft_lock();
-	group = find(id, gid);
+	group = find_group(id, gid);
 	if (group && !group->send_only && !group->attached)
 		qp = soft_cm_qp(id);
 	if (qp)
@@ -116,24 +116,24 @@ static void detach(struct soft_cm_id *id, const union ibv_gid *gid)
 int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *addr)
 {
 	struct soft_cm_id *id;
-	struct group *group, *again = NULL;
+	struct group *group, *other_join = NULL;
 	union ibv_gid gid;
 	bool attached;
 
 	if (!application || !soft_cm_address_length(addr))
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
-	soft_gid_from(&gid, addr);
+	soft_gid_from_sockaddr(&gid, addr);
 	soft_lock();
-	group = find(id, &gid);
+	group = find_group(id, &gid);
 	attached = group && group->attached;
 	if (group) {
 		soft_list_remove(&group->node);
-		again = find(id, &gid);
-		if (!again)
+		other_join = find_group(id, &gid);
+		if (!other_join)
 			soft_cm_drop_events(id, &gid, NULL); /* join events never have orphans */
-		if (attached && again && !again->send_only) { /* joined more than once */
-			again->attached = true;
+		if (attached && other_join && !other_join->send_only) { /* joined more than once */
+			other_join->attached = true;
 			attached = false;
 		}
 	}

@@ -13,9 +13,9 @@ static void failed(struct soft_cm_link *link, int error)
 		       -error, NULL);
 }
 
-static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
+static bool handle_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
-	static const struct soft_cm_message nothing; /* RTU carries no parameters */
+	static const struct soft_cm_message no_parameters; /* RTU carries no parameters */
 	struct soft_cm_id *id = link->owner;
 	int error = EPROTO;
 
@@ -25,16 +25,17 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 	}
 	if (id->state == SOFT_CM_ACCEPTED &&
 	    (message->type == SOFT_CM_RTU || message->type == SOFT_CM_DREQ)) {
-		error = soft_cm_established(id, &nothing);
+		error = soft_cm_established(id, &no_parameters);
 	}
 	if (error)
 		failed(link, error);
 	else if (message->type == SOFT_CM_DREQ) /* the preceding RTU was lost */
+		/* soft_cm_established() has replaced link->calls (cm_connection.c). */
 		return link->calls->message(link, message);
 	return false;
 }
 
-static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
+static const struct soft_cm_link_calls calls = {.message = handle_message, .failed = failed};
 
 int soft_cm_create_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 {

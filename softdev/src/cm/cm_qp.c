@@ -25,7 +25,7 @@ uint32_t soft_cm_random_psn(void)
 
 /* ---- parameters ---------------------------------------------------------------------------- */
 
-static bool too_deep(uint8_t depth)
+static bool exceeds_max_depth(uint8_t depth)
 {
 	return depth != RDMA_MAX_RESP_RES && depth > SOFT_MAX_RD_ATOMIC;
 }
@@ -44,7 +44,8 @@ int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn
 {
 	if (!parameters)
 		return soft_cm_qp(id) ? 0 : EINVAL; /* queue pair number unknown */
-	if (too_deep(parameters->responder_resources) || too_deep(parameters->initiator_depth))
+	if (exceeds_max_depth(parameters->responder_resources) ||
+	    exceeds_max_depth(parameters->initiator_depth))
 		return EINVAL;
 	if (!soft_cm_qp(id) && parameters->qp_num > SOFT_PSN_MASK)
 		return EINVAL;
@@ -54,15 +55,15 @@ int soft_cm_check_parameters(const struct soft_cm_id *id, const struct rdma_conn
 	return 0;
 }
 
-uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise)
+uint8_t soft_cm_depth(uint8_t wanted, uint8_t fallback)
 {
-	uint8_t depth = wanted == RDMA_MAX_RESP_RES ? otherwise : wanted;
+	uint8_t depth = wanted == RDMA_MAX_RESP_RES ? fallback : wanted;
 
 	return depth < SOFT_MAX_RD_ATOMIC ? depth : SOFT_MAX_RD_ATOMIC;
 }
 
 /* Limit a retry count to 3 bits (rdma_connect(3)). */
-static uint8_t retries(uint8_t wanted)
+static uint8_t clamp_retries(uint8_t wanted)
 {
 	return wanted < RETRIES ? wanted : RETRIES;
 }
@@ -76,8 +77,9 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 	message->psn = id->psn;
 	message->responder_resources = id->responder_resources;
 	message->initiator_depth = id->initiator_depth;
-	message->retry_count = retries(parameters ? parameters->retry_count : RETRIES);
-	message->rnr_retry_count = retries(parameters ? parameters->rnr_retry_count : RETRIES);
+	message->retry_count = clamp_retries(parameters ? parameters->retry_count : RETRIES);
+	message->rnr_retry_count =
+		clamp_retries(parameters ? parameters->rnr_retry_count : RETRIES);
 	if (!qp) /* queue pairs of the embedded device have no ECE options */
 		message->ece = id->local_ece;
 	message->srq = qp ? qp->srq != NULL : parameters && parameters->srq;
@@ -110,7 +112,8 @@ void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector
 }
 
 /* Fill in the attributes for the transition to attr->qp_state. Returns the attribute mask. */
-static int attributes(const struct soft_cm_id *id, enum ibv_qp_type type, struct ibv_qp_attr *attr)
+static int fill_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
+			   struct ibv_qp_attr *attr)
 {
 	int mask = IBV_QP_STATE;
 
@@ -159,7 +162,7 @@ static int attributes(const struct soft_cm_id *id, enum ibv_qp_type type, struct
 
 /* Returns whether the peer's parameters, which RTR and RTS require, are known. The passive side
  * receives them in REQ, the active side in REP. */
-static bool other_side_known(const struct soft_cm_id *id)
+static bool is_peer_known(const struct soft_cm_id *id)
 {
 	return id->state == SOFT_CM_RESPONDED || id->state == SOFT_CM_REQUESTED ||
 	       id->state == SOFT_CM_ACCEPTED || id->state == SOFT_CM_CONNECTED;
@@ -179,7 +182,7 @@ static bool may_enter(const struct soft_cm_id *id, enum ibv_qp_state state)
 {
 	if (state == IBV_QPS_INIT)
 		return id->state != SOFT_CM_DISCONNECTED && id->state != SOFT_CM_FAILED;
-	return (state == IBV_QPS_RTR || state == IBV_QPS_RTS) && other_side_known(id);
+	return (state == IBV_QPS_RTR || state == IBV_QPS_RTS) && is_peer_known(id);
 }
 
 static int init_qp_attr(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
@@ -188,8 +191,9 @@ static int init_qp_attr(const struct soft_cm_id *id, struct ibv_qp_attr *attr, i
 
 	if (!id->bound || (!soft_cm_datagrams(id) && !may_enter(id, attr->qp_state)))
 		return EINVAL;
-	*mask = soft_cm_datagrams(id) ? datagram_attributes(id, attr)
-				      : attributes(id, qp ? qp->qp_type : id->id.qp_type, attr);
+	*mask = soft_cm_datagrams(id)
+			? datagram_attributes(id, attr)
+			: fill_attributes(id, qp ? qp->qp_type : id->id.qp_type, attr);
 	return 0;
 }
 
@@ -206,13 +210,13 @@ int soft_rdma_init_qp_attr(struct rdma_cm_id *application, struct ibv_qp_attr *q
 
 /* ---- states -------------------------------------------------------------------------------- */
 
-static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state state)
+static int move_qp(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state state)
 {
 	struct ibv_qp_attr attr = {.qp_state = state};
 	int mask;
 
 	if (!soft_cm_datagrams(id))
-		mask = attributes(id, qp->qp_type, &attr);
+		mask = fill_attributes(id, qp->qp_type, &attr);
 	else if (state == IBV_QPS_INIT)
 		mask = datagram_attributes(id, &attr);
 	else /* RTR requires no attributes, and RTS only a PSN (IBTA 11.2.5.2) */
@@ -230,7 +234,7 @@ int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool peer_known)
 	int error = 0;
 
 	for (enum ibv_qp_state state = IBV_QPS_INIT; state <= last && !error; state++)
-		error = move(id, qp, state);
+		error = move_qp(id, qp, state);
 	return error;
 }
 
@@ -239,5 +243,5 @@ void soft_cm_qp_error(struct soft_cm_id *id)
 	struct ibv_qp *qp = soft_cm_qp(id);
 
 	if (qp)
-		(void)move(id, qp, IBV_QPS_ERR); /* allowed in every state, including ERR */
+		(void)move_qp(id, qp, IBV_QPS_ERR); /* allowed in every state, including ERR */
 }

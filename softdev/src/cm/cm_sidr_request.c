@@ -8,7 +8,7 @@
 
 #include <sys/epoll.h>
 
-enum { ANSWERS_PER_STEP = 64 };
+enum { RESPONSES_PER_STEP = 64 };
 
 /* An id's pending request. */
 struct client_request {
@@ -31,28 +31,28 @@ static void failed(struct soft_cm_link *link, int error)
 {
 	static const struct soft_cm_message no_service = {.private_data_len =
 								  SOFT_SIDR_REP_PRIVATE};
-	bool none = error == ECONNREFUSED;
+	bool is_refused = error == ECONNREFUSED;
 
-	soft_cm_failed(link->owner, RDMA_CM_EVENT_UNREACHABLE, none ? SOFT_SIDR_NO_SERVICE : -error,
-		       none ? &no_service : NULL);
+	soft_cm_failed(link->owner, RDMA_CM_EVENT_UNREACHABLE,
+		       is_refused ? SOFT_SIDR_NO_SERVICE : -error, is_refused ? &no_service : NULL);
 }
 
-static bool message(struct soft_cm_link *link, const struct soft_cm_message *answer)
+static bool handle_message(struct soft_cm_link *link, const struct soft_cm_message *response)
 {
 	struct soft_cm_id *id = link->owner;
 
-	if (answer->status != SOFT_SIDR_VALID) {
-		soft_cm_failed(id, RDMA_CM_EVENT_UNREACHABLE, answer->status, answer);
+	if (response->status != SOFT_SIDR_VALID) {
+		soft_cm_failed(id, RDMA_CM_EVENT_UNREACHABLE, response->status, response);
 		return false;
 	}
 	soft_cm_detach(id);
 	soft_cm_id_set_awaits_peer(id, false);
 	id->state = SOFT_CM_CONNECTED;
-	soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, answer);
+	soft_cm_report(id, RDMA_CM_EVENT_ESTABLISHED, 0, response);
 	return false;
 }
 
-static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
+static const struct soft_cm_link_calls calls = {.message = handle_message, .failed = failed};
 
 /* ---- the carrier --------------------------------------------------------------------------- */
 
@@ -83,7 +83,7 @@ static void ready(struct soft_fd_watch *watch)
 {
 	struct client_request *client_request = soft_container(watch, struct client_request, watch);
 
-	for (int i = 0; i < ANSWERS_PER_STEP; i++) {
+	for (int i = 0; i < RESPONSES_PER_STEP; i++) {
 		uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer datagram is not a response */
 		ssize_t got = recv(watch->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
 
@@ -103,7 +103,7 @@ static void ready(struct soft_fd_watch *watch)
 
 /* Connect the socket, so that it receives only from the service's port and reports ICMP errors from
  * the service's host. Returns NULL and sets `*error` on failure. */
-static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
+static struct soft_cm_link *connect_socket(struct soft_cm_id *id, int *error)
 {
 	const struct sockaddr *to = &id->id.route.addr.dst_addr;
 	struct client_request *client_request = calloc(1, sizeof(*client_request));
@@ -126,7 +126,7 @@ static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 }
 
 const struct soft_cm_carrier soft_cm_sidr_client = {
-	.is_lossy = true, .connect = start, .send = send_message, .end = end};
+	.is_lossy = true, .connect = connect_socket, .send = send_message, .end = end};
 
 int soft_cm_sidr_request(struct soft_cm_id *id, const struct rdma_conn_param *parameters)
 {

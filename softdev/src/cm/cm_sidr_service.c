@@ -22,7 +22,7 @@ enum { REQUESTS_PER_STEP = 64 };
 struct service {
 	struct soft_cm_listener listener;
 	struct soft_fd_watch watch;
-	bool open; /* whether the listener exists */
+	bool has_listener;
 	struct soft_node requests;
 };
 
@@ -54,7 +54,7 @@ union control {
 
 static void free_if_unused(struct service *service)
 {
-	if (service->open)
+	if (service->has_listener)
 		return;
 	soft_list_each (struct server_request, server_request, &service->requests, node)
 		if (!is_answered(server_request))
@@ -90,7 +90,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 		soft_cm_address_length((const struct sockaddr *)&server_request->address);
 	/* Send from the address that received the request, because the requester's connected socket
 	 * drops datagrams from any other address. */
-	soft_gid_from(&source, (const struct sockaddr *)&server_request->local);
+	soft_gid_from_sockaddr(&source, (const struct sockaddr *)&server_request->local);
 	soft_put_source(&header, server_request->local.ss_family == AF_INET, &source,
 			server_request->interface);
 	(void)sendmsg(server_request->service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -292,7 +292,7 @@ static struct soft_cm_listener *start(struct soft_cm_id *id, int *error)
 		return NULL;
 	service->watch.fd = id->sock;
 	service->watch.ready = ready;
-	service->open = true;
+	service->has_listener = true;
 	soft_list_init(&service->requests);
 	*error = soft_set_option(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6,
 				 v4 ? IP_PKTINFO : IPV6_RECVPKTINFO, 1);
@@ -311,7 +311,7 @@ static void stop(struct soft_cm_listener *listener)
 	struct service *service = soft_container(listener, struct service, listener);
 
 	soft_unwatch(&service->watch);
-	service->open = false;
+	service->has_listener = false;
 	free_if_unused(service);
 }
 

@@ -1,8 +1,8 @@
 /* Carrier for connections. Each handshake uses its own TCP connection to the service's port.
  *
- * Data from a socket is not trusted. At most INPUT bytes are buffered, and bytes that are not part
- * of a message end the connection. Reading stops with the handshake, because the data after it
- * belongs to the queue pair.
+ * Data from a socket is not trusted. At most INPUT_CAPACITY bytes are buffered, and bytes that are
+ * not part of a message end the connection. Reading stops with the handshake, because the data
+ * after it belongs to the queue pair.
  *
  * Any process can connect to the port. A connection is half open until its complete REQ arrives,
  * and only then is it passed to the listener. The number and duration of half-open connections are
@@ -17,7 +17,7 @@
 #include "inject/inject.h"
 #include "link/link.h"
 
-enum { INPUT = 2 * SOFT_MAD_SIZE };
+enum { INPUT_CAPACITY = 2 * SOFT_MAD_SIZE };
 
 struct listener {
 	struct soft_cm_listener listener;
@@ -33,10 +33,10 @@ struct stream {
 	struct listener *listener; /* NULL unless half open */
 	struct sockaddr_storage peer; /* set only for an accepted connection */
 	size_t input_length;
-	uint8_t input[INPUT];
+	uint8_t input[INPUT_CAPACITY];
 };
 
-static const uint32_t reading = EPOLLIN | EPOLLRDHUP;
+static const uint32_t read_events = EPOLLIN | EPOLLRDHUP;
 
 static struct stream *stream_of(const struct soft_cm_link *link)
 {
@@ -100,8 +100,8 @@ static bool is_lost(const struct stream *stream)
 	if (!soft_faults_set)
 		return false;
 	stream->link.carrier->get_addresses(&stream->link, &local, &peer);
-	soft_gid_from(&gid, (struct sockaddr *)&local);
-	return soft_fault_next(SOFT_FAULT_HANDSHAKE, soft_gid_port(&gid), 0);
+	soft_gid_from_sockaddr(&gid, (struct sockaddr *)&local);
+	return soft_fault_should_inject(SOFT_FAULT_HANDSHAKE, soft_gid_port_bit(&gid), 0);
 }
 
 /* Handle the complete messages in the input. Returns 0, an errno value if the stream has failed, or
@@ -207,7 +207,7 @@ static void finish_connecting(struct stream *stream)
 	if (!error && local_length == peer_length && !memcmp(&local, &peer, local_length))
 		error = ECONNREFUSED;
 	if (!error)
-		error = soft_watch(&stream->watch, reading);
+		error = soft_watch(&stream->watch, read_events);
 	if (!error) {
 		stream->connecting = false;
 		error = send_message(&stream->link, &stream->link.last_sent);
@@ -268,12 +268,12 @@ static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
 static void accept_stream(struct soft_acceptor *acceptor, int fd,
 			  const struct sockaddr_storage *peer)
 {
-	struct soft_place *excess;
+	struct soft_place *evicted;
 	struct stream *stream = stream_new(fd);
 
 	if (!stream)
 		return;
-	if (soft_watch(&stream->watch, reading)) {
+	if (soft_watch(&stream->watch, read_events)) {
 		end(&stream->link);
 		return;
 	}
@@ -281,9 +281,9 @@ static void accept_stream(struct soft_acceptor *acceptor, int fd,
 	stream->peer = *peer;
 	soft_places_add(&soft_device.cm->half_open, &stream->link.place, peer);
 	soft_cm_link_set_deadline(&stream->link, soft_device.cm->limits.request_ms);
-	excess = soft_places_evicted(&soft_device.cm->half_open, soft_cm_half_open());
-	if (excess)
-		end(soft_container(excess, struct soft_cm_link, place));
+	evicted = soft_places_find_victim(&soft_device.cm->half_open, soft_cm_half_open());
+	if (evicted)
+		end(soft_container(evicted, struct soft_cm_link, place));
 }
 
 static bool release_descriptor(void)
@@ -351,7 +351,7 @@ static void apply_tos(struct soft_cm_link *link, uint8_t tos)
 static int hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 {
 	struct stream *stream = stream_of(id->link);
-	uint8_t rest[INPUT];
+	uint8_t unprocessed_input[INPUT_CAPACITY];
 	size_t length = stream->input_length;
 	int fd;
 
@@ -359,14 +359,14 @@ static int hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 		stream->handshake_done = true;
 		return soft_watch(&stream->watch, EPOLLRDHUP);
 	}
-	memcpy(rest, stream->input, length);
+	memcpy(unprocessed_input, stream->input, length);
 	fd = release_socket(stream);
 	/* If the peer has already sent data on the stream, it has selected the stream as the path.
 	 * The queue pair must then adopt the stream instead of using another path. */
 	return (id->shm_port || id->path_port) && !length
 		       ? soft_qp_adopt_or_attach(qp, fd, id->shm_port, id->path_port,
-						 id->opens_chan)
-		       : soft_qp_adopt(qp, fd, rest, length);
+						 id->is_initiator)
+		       : soft_qp_adopt(qp, fd, unprocessed_input, length);
 }
 
 const struct soft_cm_carrier soft_cm_stream = {

@@ -34,8 +34,8 @@ static uint64_t network_cost(uint64_t used_until, uint64_t now)
 {
 	uint64_t cost_ns = SHARE * UNIT_NS;
 
-	for (uint64_t left_ns = BURST_NS / 4;
-	     cost_ns < BURST_NS / 2 && !has_room(used_until, now, left_ns); left_ns /= 2)
+	for (uint64_t remaining_ns = BURST_NS / 4;
+	     cost_ns < BURST_NS / 2 && !has_room(used_until, now, remaining_ns); remaining_ns /= 2)
 		cost_ns *= 2;
 	return cost_ns;
 }
@@ -49,7 +49,7 @@ bool soft_fair_rate_use(struct soft_fair_rate *rate, const struct sockaddr_stora
 	soft_assert_locked();
 	if (!has_room(rate->used_until, now, UNIT_NS))
 		return false;
-	soft_networks(&rate->seed, address, networks);
+	soft_network_buckets(&rate->seed, address, networks);
 	if (!has_room(rate->used_until, now, BURST_NS / 2))
 		for (unsigned level = 0; level < SOFT_PLACES_LEVELS; level++)
 			if (!has_room(rate->network_used_until[level][networks[level]], now,

@@ -1,7 +1,7 @@
 /* Accepts connections on listening sockets, up to a limit per step.
  *
  * If accept4 fails because descriptors or memory have run out, the listening socket stays readable.
- * To avoid a busy loop, the acceptor then pauses for PAUSE_NS, unless its owner can release a
+ * To avoid a busy loop, the acceptor then pauses for RETRY_PAUSE_NS, unless its owner can release a
  * descriptor.
  */
 #define _GNU_SOURCE /* accept4 */
@@ -11,7 +11,7 @@
 
 enum { ACCEPTS_PER_STEP = 16 };
 
-#define PAUSE_NS 50000000u
+#define RETRY_PAUSE_NS 50000000u
 
 static bool is_shortage(int error)
 {
@@ -21,10 +21,10 @@ static bool is_shortage(int error)
 static void pause_expired(struct soft_timer *timer)
 {
 	if (soft_watch(&soft_container(timer, struct soft_acceptor, pause)->watch, EPOLLIN))
-		soft_timer_start(timer, soft_now() + PAUSE_NS);
+		soft_timer_start(timer, soft_now() + RETRY_PAUSE_NS);
 }
 
-static void ready(struct soft_fd_watch *watch)
+static void accept_ready(struct soft_fd_watch *watch)
 {
 	struct soft_acceptor *acceptor = soft_container(watch, struct soft_acceptor, watch);
 
@@ -40,7 +40,7 @@ static void ready(struct soft_fd_watch *watch)
 			return;
 		} else if (!acceptor->release_descriptor || !acceptor->release_descriptor()) {
 			soft_unwatch(watch);
-			soft_timer_start(&acceptor->pause, soft_now() + PAUSE_NS);
+			soft_timer_start(&acceptor->pause, soft_now() + RETRY_PAUSE_NS);
 			return;
 		}
 	}
@@ -49,7 +49,7 @@ static void ready(struct soft_fd_watch *watch)
 int soft_accept_start(struct soft_acceptor *acceptor, int fd, uint32_t ports,
 		      soft_accepted *accepted)
 {
-	acceptor->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .ports = ports};
+	acceptor->watch = (struct soft_fd_watch){.fd = fd, .ready = accept_ready, .ports = ports};
 	acceptor->pause = (struct soft_timer){.expired = pause_expired};
 	acceptor->accepted = accepted;
 	return soft_watch(&acceptor->watch, EPOLLIN);

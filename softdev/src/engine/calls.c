@@ -33,7 +33,7 @@ ssize_t soft_read_random(void *to, size_t length, unsigned flags)
 
 	if (got >= 0 || (errno != ENOSYS && errno != EPERM && errno != EACCES))
 		return got;
-	const int error = errno;
+	const int error = errno; /* restored below, so that callers report why getrandom failed */
 	int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
 
 	if (fd >= 0) {

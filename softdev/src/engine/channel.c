@@ -30,22 +30,23 @@ enum { NESTED_CHANNELS = 32 };
  * reject the application's own epoll_ctl. */
 static void update_nesting(void)
 {
-	int leaders = 0, nested = 0;
+	int early_completion_channels = 0, nested = 0;
 
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
-		leaders += channel->accepts_early_wakeup && channel->completions;
+		early_completion_channels += channel->accepts_early_wakeup && channel->completions;
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node) {
 		struct epoll_event event = {.events = EPOLLIN};
-		bool wanted = channel->accepts_early_wakeup && (channel->completions || !leaders) &&
-			      nested < NESTED_CHANNELS;
+		bool should_nest = channel->accepts_early_wakeup &&
+				   (channel->completions || !early_completion_channels) &&
+				   nested < NESTED_CHANNELS;
 
-		nested += wanted;
+		nested += should_nest;
 		/* Ignore failures. A channel that is not nested is still signalled, but a little
 		 * later and by another thread. */
-		if (wanted != channel->nested &&
-		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL,
+		if (should_nest != channel->nested &&
+		    !epoll_ctl(channel->fd, should_nest ? EPOLL_CTL_ADD : EPOLL_CTL_DEL,
 			       soft_device.engine->epoll_fd, &event))
-			soft_hint_set(&channel->nested, wanted);
+			soft_hint_set(&channel->nested, should_nest);
 	}
 }
 
@@ -72,7 +73,7 @@ int soft_channel_init(struct soft_channel *channel)
 	return 0;
 }
 
-bool soft_channel_lost(const struct soft_channel *channel)
+bool soft_channel_has_lost_descriptors(const struct soft_channel *channel)
 {
 	soft_lock();
 	bool lost = channel->descriptor_losses != soft_device.engine->descriptor_losses;
@@ -87,7 +88,7 @@ void soft_channel_destroy(struct soft_channel *channel)
 	soft_list_remove(&channel->node);
 	update_nesting();
 	soft_unlock();
-	if (soft_channel_lost(channel))
+	if (soft_channel_has_lost_descriptors(channel))
 		return;
 	close(channel->fd);
 	close(channel->event_fd);
@@ -99,7 +100,7 @@ static void write_event(struct soft_channel *channel)
 
 	if (!channel->signalled)
 		channel->signalled = write(channel->event_fd, &one, sizeof(one)) == sizeof(one);
-	channel->deferred = false;
+	channel->signal_deferred = false;
 }
 
 void soft_channel_signal(struct soft_channel *channel)
@@ -108,25 +109,25 @@ void soft_channel_signal(struct soft_channel *channel)
 	if (channel->signalled)
 		return;
 	if (soft_channel_is_current(channel))
-		channel->deferred = true;
+		channel->signal_deferred = true;
 	else
 		write_event(channel);
 }
 
-void soft_channel_announce(struct soft_channel *channel)
+void soft_channel_flush_signal(struct soft_channel *channel)
 {
-	if (channel->deferred)
+	if (channel->signal_deferred)
 		write_event(channel);
 }
 
-void soft_channel_consume(struct soft_channel *channel)
+void soft_channel_clear_signal(struct soft_channel *channel)
 {
 	uint64_t count;
 
 	if (channel->signalled)
 		channel->signalled =
 			read(channel->event_fd, &count, sizeof(count)) != sizeof(count);
-	channel->deferred = false;
+	channel->signal_deferred = false;
 }
 
 bool soft_channel_nonblocking(const struct soft_channel *channel)
@@ -155,22 +156,23 @@ int soft_channel_wait(struct soft_channel *channel)
 
 bool soft_channels_depend_on_engine(void)
 {
-	bool led = false;
+	bool is_completion_channel_nested = false;
 
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
-		led |= channel->completions && soft_hint_get(&channel->nested);
+		is_completion_channel_nested |=
+			channel->completions && soft_hint_get(&channel->nested);
 	/* If a completion channel is nested, the thread that waits on it runs steps when it wakes
 	 * up. These steps also signal the other channels that accept early wake-ups, so those
 	 * channels do not need the engine's thread. */
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
-		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
+		if (soft_counter_get(&channel->armed_sources) && !soft_hint_get(&channel->nested) &&
 		    !soft_counter_get(&channel->sleepers) &&
-		    !(led && channel->accepts_early_wakeup))
+		    !(is_completion_channel_nested && channel->accepts_early_wakeup))
 			return true;
 	return false;
 }
 
-static struct soft_channel *channel_of(int fd)
+static struct soft_channel *find_channel(int fd)
 {
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		if (channel->fd == fd)
@@ -181,7 +183,7 @@ static struct soft_channel *channel_of(int fd)
 void soft_wake_early(int fd)
 {
 	soft_lock();
-	struct soft_channel *channel = channel_of(fd);
+	struct soft_channel *channel = find_channel(fd);
 
 	if (channel) {
 		soft_hint_set(&channel->accepts_early_wakeup, true);

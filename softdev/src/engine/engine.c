@@ -43,10 +43,10 @@
 #include "engine_internal.h"
 
 enum {
-	EPOLL_POLLING_NS = 2000,
-	EPOLL_FOUND_NS = SOFT_TICK_NS,
+	EPOLL_INTERVAL_POLLING_NS = 2000,
+	EPOLL_INTERVAL_AFTER_RING_INPUT_NS = SOFT_TICK_NS,
 	/* A thread is expected to keep polling after this number of polls without arming a CQ. */
-	POLLS_TO_TRUST = 1000,
+	POLLS_TO_TRUST_POLLER = 1000,
 	/* Number of fruitless polls between two yields. */
 	MISSES_PER_YIELD = 64,
 	/* Number of fruitless polls between two yields if each poll is a system call. */
@@ -59,14 +59,14 @@ enum {
 	NO_YIELD_FACTOR = 8,
 };
 
-static const struct soft_platform machine = {
+static const struct soft_platform host_platform = {
 	.clock = clock_gettime,
 	.random = soft_read_random,
 	.alarm = soft_engine_alarm,
 	.threads = true,
 };
 
-struct soft_device soft_device = {.platform = &machine};
+struct soft_device soft_device = {.platform = &host_platform};
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
 
@@ -75,7 +75,7 @@ struct soft_part {
 	max_align_t bytes[];
 };
 
-void *soft_part(size_t size)
+void *soft_alloc_part(size_t size)
 {
 	struct soft_part *part = calloc(1, sizeof(*part) + size);
 
@@ -90,7 +90,7 @@ void *soft_part(size_t size)
 
 static void create(void)
 {
-	soft_device.engine = soft_part(sizeof(struct soft_engine));
+	soft_device.engine = soft_alloc_part(sizeof(struct soft_engine));
 	*soft_device.engine = (struct soft_engine){
 		.users_mutex = PTHREAD_MUTEX_INITIALIZER,
 		.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
@@ -99,14 +99,14 @@ static void create(void)
 		.wake_fd = -1,
 		.step_event.fd = -1,
 		.alarm.fd = -1,
-		.share = SOFT_STEP_BYTES,
+		.step_byte_budget = SOFT_STEP_BYTES,
 	};
 	soft_list_init(&soft_device.engine->watches);
 	soft_list_init(&soft_device.engine->deferred);
 	soft_list_init(&soft_device.engine->channels);
 }
 
-void soft_engine_use(const struct soft_subsystem *const subsystems[])
+void soft_engine_set_subsystems(const struct soft_subsystem *const subsystems[])
 {
 	create();
 	soft_device.engine->subsystems = subsystems;
@@ -142,21 +142,21 @@ void soft_engine_port_changed(enum soft_port_change change, uint32_t ports)
 			(*it)->port_changed(change, ports);
 }
 
-void soft_engine_set_polls(bool polls)
+void soft_engine_set_has_polled_rings(bool has_polled_rings)
 {
 	soft_assert_locked();
-	soft_hint_set(&soft_device.engine->polls, polls);
+	soft_hint_set(&soft_device.engine->has_polled_rings, has_polled_rings);
 }
 
-void soft_engine_set_delayed(bool delayed)
+void soft_engine_set_has_delayed_output(bool has_delayed_output)
 {
 	soft_assert_locked();
-	soft_hint_set(&soft_device.engine->delayed, delayed);
+	soft_hint_set(&soft_device.engine->has_delayed_output, has_delayed_output);
 }
 
-void soft_engine_send_delayed(void)
+void soft_engine_send_delayed_output(void)
 {
-	if (!soft_engine_has_delayed())
+	if (!soft_engine_has_delayed_output())
 		return;
 	soft_lock();
 	soft_device.engine->delayer->send_delayed(0);
@@ -185,9 +185,9 @@ void soft_check_locked(const char *function)
 void soft_lock(void)
 {
 	if (pthread_mutex_trylock(&soft_device.engine->lock)) {
-		soft_counter_add(&soft_device.engine->waiting, 1);
+		soft_counter_add(&soft_device.engine->lock_waiters, 1);
 		pthread_mutex_lock(&soft_device.engine->lock);
-		soft_counter_add(&soft_device.engine->waiting, -1u);
+		soft_counter_add(&soft_device.engine->lock_waiters, -1u);
 	}
 	soft_note_locked(true);
 }
@@ -212,21 +212,21 @@ static void notify(const int *fds, int count)
 
 static void unlock_and_notify(void)
 {
-	int fds[SOFT_NOTIFY_MOST], count = soft_device.engine->notify_count;
+	int fds[SOFT_MAX_NOTIFY_FDS], count = soft_device.engine->notify_count;
 
-	memcpy(fds, soft_device.engine->notify, sizeof(fds));
+	memcpy(fds, soft_device.engine->notify_fds, sizeof(fds));
 	soft_device.engine->notify_count = 0;
-	soft_counter_add(&soft_device.engine->notifying, 1);
+	soft_counter_add(&soft_device.engine->notifying_threads, 1);
 	pthread_mutex_unlock(&soft_device.engine->lock);
 	notify(fds, count);
-	soft_publish_decrement(&soft_device.engine->notifying);
+	soft_publish_decrement(&soft_device.engine->notifying_threads);
 }
 
 void soft_notify_later(int fd)
 {
 	soft_assert_locked();
-	if (soft_device.engine->notify_count < SOFT_NOTIFY_MOST)
-		soft_device.engine->notify[soft_device.engine->notify_count++] = fd;
+	if (soft_device.engine->notify_count < SOFT_MAX_NOTIFY_FDS)
+		soft_device.engine->notify_fds[soft_device.engine->notify_count++] = fd;
 	else
 		notify(&fd, 1);
 }
@@ -234,9 +234,10 @@ void soft_notify_later(int fd)
 void soft_notify_finish(void)
 {
 	soft_assert_locked();
-	notify(soft_device.engine->notify, soft_device.engine->notify_count);
+	notify(soft_device.engine->notify_fds, soft_device.engine->notify_count);
 	soft_device.engine->notify_count = 0;
-	while (soft_observe(&soft_device.engine->notifying)) /* no new writers without the lock */
+	while (soft_observe(
+		&soft_device.engine->notifying_threads)) /* no new writers without the lock */
 		sched_yield();
 }
 
@@ -256,7 +257,7 @@ void soft_unlock(void)
 		pthread_mutex_unlock(&soft_device.engine->lock);
 }
 
-unsigned soft_lock_turn(void)
+unsigned soft_unlock_count(void)
 {
 	return soft_device.engine->unlocks;
 }
@@ -276,7 +277,7 @@ void soft_deferred_cancel(struct soft_deferred *deferred)
 
 bool soft_engine_ticks(void)
 {
-	return soft_device.engine->ticking;
+	return soft_device.engine->thread_ticks;
 }
 
 struct soft_scratch *soft_scratch(void)
@@ -284,31 +285,31 @@ struct soft_scratch *soft_scratch(void)
 	return soft_device.engine->scratch;
 }
 
-size_t soft_step_share(void)
+size_t soft_step_byte_budget(void)
 {
-	return soft_device.engine->share;
+	return soft_device.engine->step_byte_budget;
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* Returns whether a thread may be asleep until an armed CQ gets a completion. After POLLS_TO_TRUST
- * polls without arming a CQ, the answer is no, because the polling thread also runs steps on behalf
- * of sleeping threads. This is for applications that arm one CQ for a sleeping thread and poll
- * other CQs forever, as UCX does. If the polling thread stops, the engine's thread notices at the
- * next tick. Arming a CQ resets the count, so an application that polls for a while, arms a CQ and
- * goes to sleep does not have to wait for that tick. */
+/* Returns whether a thread may be asleep until an armed CQ gets a completion. After
+ * POLLS_TO_TRUST_POLLER polls without arming a CQ, the answer is no, because the polling thread
+ * also runs steps on behalf of sleeping threads. This is for applications that arm one CQ for a
+ * sleeping thread and poll other CQs forever, as UCX does. If the polling thread stops, the
+ * engine's thread notices at the next tick. Arming a CQ resets the count, so an application that
+ * polls for a while, arms a CQ and goes to sleep does not have to wait for that tick. */
 bool soft_engine_may_have_sleeper(void)
 {
 	soft_assert_locked();
-	return soft_counter_get(&soft_device.engine->armed) &&
-	       soft_device.engine->polls_since_armed < POLLS_TO_TRUST;
+	return soft_counter_get(&soft_device.engine->armed_cqs) &&
+	       soft_device.engine->polls_since_armed < POLLS_TO_TRUST_POLLER;
 }
 
 bool soft_application_polls(void)
 {
-	return soft_counter_get(&soft_device.engine->spinning) ||
-	       (soft_device.engine->announced_polls && !soft_device.engine->asleep) ||
-	       soft_device.engine->polls_since_armed >= POLLS_TO_TRUST;
+	return soft_counter_get(&soft_device.engine->spinning_threads) ||
+	       (soft_device.engine->announced_polls && !soft_device.engine->thread_sleeps) ||
+	       soft_device.engine->polls_since_armed >= POLLS_TO_TRUST_POLLER;
 }
 
 /* Request notifications from local peers if a thread may be asleep and no application thread is
@@ -318,40 +319,42 @@ void soft_engine_update_notify_need(void)
 {
 	soft_assert_locked();
 	bool armed = soft_engine_may_have_sleeper();
-	bool spinning = soft_counter_get(&soft_device.engine->spinning);
-	bool will_poll = soft_device.engine->announced_polls && !soft_device.engine->asleep;
+	bool spinning = soft_counter_get(&soft_device.engine->spinning_threads);
+	bool will_poll = soft_device.engine->announced_polls && !soft_device.engine->thread_sleeps;
 
 	soft_device.engine->poller->need_notify(!spinning && !will_poll &&
-						(armed || soft_device.engine->asleep));
+						(armed || soft_device.engine->thread_sleeps));
 }
 
 /* Returns whether a step may skip epoll_wait to save a system call. Every step polls the rings. A
- * polling thread calls epoll_wait only once per EPOLL_POLLING_NS, and a woken thread that found
- * input in a ring only once per EPOLL_FOUND_NS. No event is lost, because a ready descriptor stays
- * ready and wakes the thread again. */
+ * polling thread calls epoll_wait only once per EPOLL_INTERVAL_POLLING_NS, and a woken thread that
+ * found input in a ring only once per EPOLL_INTERVAL_AFTER_RING_INPUT_NS. No event is lost, because
+ * a ready descriptor stays ready and wakes the thread again. */
 static bool skip_epoll(bool polling, bool found)
 {
-	uint64_t interval = polling ? EPOLL_POLLING_NS : found ? EPOLL_FOUND_NS : 0;
+	uint64_t interval = polling ? EPOLL_INTERVAL_POLLING_NS
+			    : found ? EPOLL_INTERVAL_AFTER_RING_INPUT_NS
+				    : 0;
 
-	if (!interval || !soft_engine_polls())
+	if (!interval || !soft_engine_has_polled_rings())
 		return false;
 	uint64_t now = soft_now();
 
-	if (now - soft_device.engine->epoll_at < interval)
+	if (now - soft_device.engine->last_epoll_ns < interval)
 		return true;
-	soft_device.engine->epoll_at = now;
+	soft_device.engine->last_epoll_ns = now;
 	return false;
 }
 
-bool soft_engine_step(enum soft_step_by who)
+bool soft_engine_step(enum soft_step_runner runner)
 {
 	soft_assert_locked();
 	if (!soft_device.engine->running)
 		return false;
-	soft_device.engine->last_step = soft_device.engine->unlocks;
+	soft_device.engine->last_step_unlocks = soft_device.engine->unlocks;
 	bool found = soft_device.engine->poller->poll();
 
-	if (who != SOFT_BY_ENGINE && skip_epoll(who == SOFT_BY_POLLING, found))
+	if (runner != SOFT_BY_ENGINE && skip_epoll(runner == SOFT_BY_POLLING, found))
 		return found;
 	int count = epoll_wait(soft_device.engine->epoll_fd, soft_device.engine->events,
 			       SOFT_STEP_EVENTS, 0);
@@ -359,7 +362,7 @@ bool soft_engine_step(enum soft_step_by who)
 	if (count <= 0)
 		return found;
 	soft_device.engine->event_count = count;
-	soft_device.engine->share = SOFT_STEP_BYTES / (size_t)count;
+	soft_device.engine->step_byte_budget = SOFT_STEP_BYTES / (size_t)count;
 	for (int i = 0; i < count; i++) {
 		struct soft_fd_watch *watch = soft_device.engine->events[i].data.ptr;
 
@@ -369,20 +372,21 @@ bool soft_engine_step(enum soft_step_by who)
 		watch->ready(watch);
 	}
 	soft_device.engine->event_count = 0;
-	soft_device.engine->share = SOFT_STEP_BYTES;
+	soft_device.engine->step_byte_budget = SOFT_STEP_BYTES;
 	return true;
 }
 
-static void progress(struct soft_channel *channel, enum soft_step_by who)
+static void progress(struct soft_channel *channel, enum soft_step_runner runner)
 {
 	soft_device.engine->current_channel = channel;
-	if (who == SOFT_BY_POLLING && soft_device.engine->polls_since_armed < POLLS_TO_TRUST)
+	if (runner == SOFT_BY_POLLING &&
+	    soft_device.engine->polls_since_armed < POLLS_TO_TRUST_POLLER)
 		soft_device.engine->polls_since_armed++;
 	soft_engine_update_notify_need();
-	if (soft_engine_has_delayed())
+	if (soft_engine_has_delayed_output())
 		soft_device.engine->delayer->send_delayed(SOFT_DELAY_NS);
-	if (soft_engine_step(who))
-		soft_counter_add(&soft_device.engine->served, 1);
+	if (soft_engine_step(runner))
+		soft_counter_add(&soft_device.engine->served_app_steps, 1);
 	soft_unlock();
 }
 
@@ -392,8 +396,8 @@ void soft_progress_for(struct soft_channel *channel)
 	 * doing the work that woke the caller. Without this wait, the caller would be woken
 	 * repeatedly until that work is done. */
 	soft_lock();
-	progress(channel,
-		 soft_counter_get(&soft_device.engine->spinning) ? SOFT_BY_POLLING : SOFT_BY_WOKEN);
+	progress(channel, soft_counter_get(&soft_device.engine->spinning_threads) ? SOFT_BY_POLLING
+										  : SOFT_BY_WOKEN);
 }
 
 void soft_progress(void)
@@ -405,7 +409,7 @@ void soft_progress_try(void)
 {
 	/* Let waiting threads go first. A polling thread would otherwise take the lock repeatedly
 	 * before a waiting thread wakes up. */
-	if (soft_counter_get(&soft_device.engine->waiting) == 0 &&
+	if (soft_counter_get(&soft_device.engine->lock_waiters) == 0 &&
 	    pthread_mutex_trylock(&soft_device.engine->lock) == 0) {
 		soft_note_locked(true);
 		progress(NULL, SOFT_BY_POLLING);
@@ -436,8 +440,8 @@ void soft_progress_missed(unsigned misses)
 {
 	/* Stay awake if there are rings to poll, because peers do not notify a polling thread, or
 	 * if a thread is spinning, because it is about to sleep anyway. */
-	const bool stays_awake =
-		soft_engine_polls() || soft_counter_get(&soft_device.engine->spinning);
+	const bool stays_awake = soft_engine_has_polled_rings() ||
+				 soft_counter_get(&soft_device.engine->spinning_threads);
 
 	if (misses % (stays_awake ? MISSES_PER_YIELD : MISSES_PER_YIELD_EPOLL))
 		return;
@@ -464,7 +468,7 @@ void soft_progress_missed(unsigned misses)
 
 void soft_engine_count_armed(int change)
 {
-	soft_counter_add(&soft_device.engine->armed, (unsigned)change);
+	soft_counter_add(&soft_device.engine->armed_cqs, (unsigned)change);
 }
 
 /* Update whether local peers must notify this process, even if no ring is being polled. The process
@@ -480,7 +484,7 @@ void soft_engine_prepare_sleep(void)
 
 void soft_busy_poll(int begins)
 {
-	soft_counter_add(&soft_device.engine->spinning, begins ? 1u : -1u);
+	soft_counter_add(&soft_device.engine->spinning_threads, begins ? 1u : -1u);
 	if (!begins)
 		soft_engine_prepare_sleep();
 }
@@ -488,56 +492,62 @@ void soft_busy_poll(int begins)
 void soft_announce_poll(int change)
 {
 	soft_lock();
-	if (change >= 0 || soft_device.engine->announced_polls) /* otherwise +1 preceded a fork */
+	/* A fork resets the count, so a matching decrement in the child may find it at 0. */
+	if (change >= 0 || soft_device.engine->announced_polls)
 		soft_device.engine->announced_polls += (unsigned)change;
-	if (!soft_device.engine->announced_polls && soft_engine_has_delayed())
+	if (!soft_device.engine->announced_polls && soft_engine_has_delayed_output())
 		soft_device.engine->delayer->send_delayed(SOFT_DELAY_NS);
 	soft_engine_update_notify_need();
 	soft_unlock();
 }
 
-bool soft_engine_may_delay_output(unsigned *last_step)
+bool soft_engine_may_delay_output(unsigned *last_step_unlocks)
 {
 	soft_assert_locked();
-	if (!soft_device.engine->announced_polls || !soft_device.engine->ticking ||
-	    soft_device.engine->last_step == soft_device.engine->unlocks)
-		return false;
-	bool first = *last_step != soft_device.engine->last_step;
+	/* The lock has not been released since the last step began. */
+	const bool in_step = soft_device.engine->last_step_unlocks == soft_device.engine->unlocks;
 
-	*last_step = soft_device.engine->last_step;
-	return !first;
+	if (!soft_device.engine->announced_polls || !soft_device.engine->thread_ticks || in_step)
+		return false;
+	bool is_first_call = *last_step_unlocks != soft_device.engine->last_step_unlocks;
+
+	*last_step_unlocks = soft_device.engine->last_step_unlocks;
+	return !is_first_call;
 }
 
-unsigned soft_engine_parts(void)
+unsigned soft_engine_partial_frames(void)
 {
-	return soft_counter_get(&soft_device.engine->parts);
+	return soft_counter_get(&soft_device.engine->partial_frames);
 }
 
 unsigned soft_engine_progress(void)
 {
-	return soft_counter_get(&soft_device.engine->served) + soft_engine_parts();
+	return soft_counter_get(&soft_device.engine->served_app_steps) +
+	       soft_engine_partial_frames();
 }
 
-unsigned soft_engine_writes(bool asleep)
+unsigned soft_engine_writes(bool notified)
 {
-	return soft_counter_get(&soft_device.engine->writes[asleep]);
+	return soft_counter_get(&soft_device.engine->writes[notified]);
 }
 
 uint64_t soft_peer_wakeups(void)
 {
-	return (uint64_t)soft_engine_writes(true) << 32 | soft_engine_writes(false);
+	const uint64_t notified = soft_engine_writes(true), unnotified = soft_engine_writes(false);
+
+	return notified << 32 | unnotified;
 }
 
-void soft_engine_count_write(bool asleep)
+void soft_engine_count_write(bool notified)
 {
 	soft_assert_locked();
-	soft_counter_bump(&soft_device.engine->writes[asleep]);
+	soft_counter_bump(&soft_device.engine->writes[notified]);
 }
 
-void soft_engine_count_part(void)
+void soft_engine_count_partial_frame(void)
 {
 	soft_assert_locked();
-	soft_counter_bump(&soft_device.engine->parts);
+	soft_counter_bump(&soft_device.engine->partial_frames);
 }
 
 bool soft_channel_is_current(const struct soft_channel *channel)

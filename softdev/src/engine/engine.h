@@ -159,7 +159,7 @@ void soft_device_free(void);
 
 /* Allocate zeroed memory for a part. Aborts if there is not enough memory. The parts of the
  * process's own device are never freed. */
-void *soft_part(size_t size);
+void *soft_alloc_part(size_t size);
 
 /* ---- engine.c, lifecycle.c, fd_watch.c ------------------------------------------------------- */
 
@@ -290,8 +290,9 @@ struct soft_channel {
 	bool accepts_early_wakeup; /* whether a wake-up without an event is acceptable */
 	bool nested; /* the engine's epoll instance is in `fd` and wakes sleeping threads */
 	bool signalled; /* `event_fd` has been written; protected by the lock of the queue */
-	bool deferred;
-	unsigned wanted; /* atomic: number of armed CQs or waiting CM ids; set by the owner */
+	bool signal_deferred; /* `event_fd` is written only if the current step leaves events */
+	unsigned
+		armed_sources; /* atomic: number of armed CQs or waiting CM ids; set by the owner */
 	unsigned sleepers; /* atomic: threads in soft_channel_wait */
 	/* value of soft_engine.descriptor_losses when the channel was created */
 	unsigned descriptor_losses;
@@ -305,12 +306,12 @@ int soft_channel_init(struct soft_channel *channel);
 void soft_channel_destroy(struct soft_channel *channel);
 /* Returns whether the program has closed the channel's descriptors. Their numbers may belong to
  * other files by now. */
-bool soft_channel_lost(const struct soft_channel *channel);
+bool soft_channel_has_lost_descriptors(const struct soft_channel *channel);
 
 void soft_channel_signal(struct soft_channel *channel); /* queue non-empty; under the lock */
 /* Clear the signal of an empty queue. The caller must hold the queue's lock, and must not have
  * released it since it found the queue empty. */
-void soft_channel_consume(struct soft_channel *channel);
+void soft_channel_clear_signal(struct soft_channel *channel);
 
 /* Returns whether O_NONBLOCK or `accepts_early_wakeup` is set. */
 bool soft_channel_nonblocking(const struct soft_channel *channel);
@@ -340,7 +341,7 @@ bool soft_lock_timed(void);
 struct soft_scratch *soft_scratch(void);
 
 /* Returns the maximum number of bytes that one stream may transfer in this step. */
-size_t soft_step_share(void);
+size_t soft_step_byte_budget(void);
 
 /* Work that is deferred until the lock is released. Requests posted together can thus be sent
  * together, and one acknowledgement can cover everything received in a step. `run` may defer it
@@ -362,7 +363,7 @@ void soft_notify_finish(void);
 
 /* Returns a number that changes each time the lock is released. A function can use it to limit its
  * work while the lock is held, even if it is called repeatedly. */
-unsigned soft_lock_turn(void);
+unsigned soft_unlock_count(void);
 
 /* A set of device ports is a bit mask. Bit 0 is the port of `embedded0`. */
 #define SOFT_ANY_PORT UINT32_MAX
@@ -375,11 +376,11 @@ void soft_progress_try(void);
 void soft_progress_missed(unsigned misses);
 
 /* Run a step like soft_progress, but do not signal `channel` through its fd, because the caller is
- * about to check the queue. The caller must then call soft_channel_consume or
- * soft_channel_announce. */
+ * about to check the queue. The caller must then call soft_channel_clear_signal or
+ * soft_channel_flush_signal. */
 void soft_progress_for(struct soft_channel *channel);
 bool soft_channel_is_current(const struct soft_channel *channel);
-void soft_channel_announce(struct soft_channel *channel);
+void soft_channel_flush_signal(struct soft_channel *channel);
 
 /* Add `change` to the number of CQs armed to signal a channel. Does not require the lock. */
 void soft_engine_count_armed(int change);
@@ -395,9 +396,9 @@ bool soft_application_polls(void);
 void soft_engine_schedule_step(void);
 
 /* Count a frame that has been sent or received and is not the last frame of its message. */
-void soft_engine_count_part(void);
-/* Count a write to another process. `asleep` is true if that process had to be notified. */
-void soft_engine_count_write(bool asleep);
+void soft_engine_count_partial_frame(void);
+/* Count a write to another process. `notified` is true if that process had to be notified. */
+void soft_engine_count_write(bool notified);
 
 /* Returns whether the engine's thread is ticking, that is, polling every SOFT_TICK_NS. */
 bool soft_engine_ticks(void);
@@ -414,22 +415,23 @@ void soft_engine_check_descriptors(void);
 /* ---- entries of the device's table (abi/device_calls.h) -------------------------------------- */
 
 /* Returns the number of steps in which an application thread found work, plus the number counted by
- * soft_engine_count_part. */
+ * soft_engine_count_partial_frame. */
 unsigned soft_engine_progress(void);
 /* Returns two counts of writes to peers. The upper 32 bits count writes that required a
  * notification, and the lower 32 bits count all others. */
 uint64_t soft_peer_wakeups(void);
-/* Returns the number counted by soft_engine_count_part. */
-unsigned soft_engine_parts(void);
-/* Returns the number of calls of soft_engine_count_write with this value of `asleep`. */
-unsigned soft_engine_writes(bool asleep);
+/* Returns the number counted by soft_engine_count_partial_frame. */
+unsigned soft_engine_partial_frames(void);
+/* Returns the number of calls of soft_engine_count_write with this value of `notified`. */
+unsigned soft_engine_writes(bool notified);
 void soft_busy_poll(int starts);
 void soft_announce_poll(int change);
 /* Returns whether output may be delayed until the next step or tick calls `send_delayed`. This
  * requires that an application thread has announced its next poll (soft_announce_poll) and that the
  * engine's thread is ticking. During a step, the result is false. The first call after a step also
- * returns false. Each caller must keep its own `*last_step`, which identifies this first call. */
-bool soft_engine_may_delay_output(unsigned *last_step);
+ * returns false. Each caller must keep its own `*last_step_unlocks`, which identifies this first
+ * call. */
+bool soft_engine_may_delay_output(unsigned *last_step_unlocks);
 void soft_wake_early(int fd);
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
@@ -501,19 +503,19 @@ const char *soft_start_failure(void);
 
 /* Set the NULL-terminated list of subsystems, in the order in which they are called. Must be called
  * once, before anything else. */
-void soft_engine_use(const struct soft_subsystem *const subsystems[]);
+void soft_engine_set_subsystems(const struct soft_subsystem *const subsystems[]);
 void soft_engine_port_changed(enum soft_port_change change, uint32_t ports);
 
 /* Set the hint that at least one ring must be polled. Called under the lock, although the hint is
  * read without it. */
-void soft_engine_set_polls(bool polls);
+void soft_engine_set_has_polled_rings(bool has_polled_rings);
 /* Set the hint that output may be delayed. Called under the lock, although the hint is read without
  * it. */
-void soft_engine_set_delayed(bool delayed);
+void soft_engine_set_has_delayed_output(bool has_delayed_output);
 
 /* Send all delayed output before an application thread goes to sleep. The caller must not hold the
  * lock. */
-void soft_engine_send_delayed(void);
+void soft_engine_send_delayed_output(void);
 
 /* fair_share.h uses the lists defined above. */
 #include "fair_share.h"

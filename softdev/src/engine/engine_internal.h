@@ -9,7 +9,7 @@
 enum {
 	/* maximum number of descriptors written after the lock has been released; any others are
 	 * written under the lock */
-	SOFT_NOTIFY_MOST = 8
+	SOFT_MAX_NOTIFY_FDS = 8
 };
 
 struct soft_engine {
@@ -26,13 +26,13 @@ struct soft_engine {
 
 	pthread_mutex_t lock;
 	unsigned unlocks; /* number of times the lock has been released */
-	unsigned waiting; /* atomic: threads blocked in soft_lock; pollers let them go first */
-	unsigned served; /* atomic: steps of application threads that found work */
-	unsigned parts; /* atomic: see soft_engine_count_part */
+	unsigned lock_waiters; /* atomic: threads blocked in soft_lock; pollers let them go first */
+	unsigned served_app_steps; /* atomic: steps of application threads that found work */
+	unsigned partial_frames; /* atomic: see soft_engine_count_partial_frame */
 	unsigned writes[2]; /* atomic: writes to [0] awake peers, [1] peers that were notified */
-	unsigned armed; /* atomic: CQs armed to signal a channel */
-	unsigned spinning; /* atomic: threads spinning before they sleep */
-	unsigned last_step; /* value of `unlocks` at the last step */
+	unsigned armed_cqs; /* atomic: CQs armed to signal a channel */
+	unsigned spinning_threads; /* atomic: threads spinning before they sleep */
+	unsigned last_step_unlocks; /* value of `unlocks` at the last step */
 	unsigned announced_polls; /* threads that have called soft_announce_poll */
 	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_may_have_sleeper */
 	unsigned fork_generation; /* incremented in a forked child and with `descriptor_losses` */
@@ -40,11 +40,11 @@ struct soft_engine {
 	bool descriptors_lost; /* set to avoid closing numbers that other files may have reused */
 	bool running;
 	bool stopping; /* atomic */
-	bool ticking; /* whether the engine's thread ticks and leaves work to the application */
-	bool asleep; /* whether the engine's thread is in poll(), or about to call it */
+	bool thread_ticks; /* whether the engine's thread ticks and leaves work to applications */
+	bool thread_sleeps; /* whether the engine's thread is in poll(), or about to call it */
 	unsigned slow_yields; /* atomic: consecutive yields that cost a time slice */
 	uint64_t no_yield_until; /* atomic: until then, pollers sleep instead of yielding */
-	uint64_t epoll_at; /* time when epoll_wait was last due (skip_epoll) */
+	uint64_t last_epoll_ns; /* time when epoll_wait was last due (skip_epoll) */
 	uint32_t down_ports; /* ports whose watches are not served */
 
 	int epoll_fd; /* contains all watched descriptors */
@@ -56,24 +56,24 @@ struct soft_engine {
 	struct soft_node watches; /* all soft_fd_watch.node */
 	struct soft_node channels;
 	struct soft_timer *timers; /* root of the heap, which is the first timer to expire */
-	uint64_t alarm_at; /* deadline of the timerfd; 0 if disarmed */
+	uint64_t alarm_deadline_ns; /* deadline of the timerfd; 0 if disarmed */
 	struct soft_node deferred; /* work to run before the lock is released */
 	struct soft_channel *current_channel; /* channel whose owner runs the current step */
 	/* Descriptors to write after the lock has been released. */
-	int notify[SOFT_NOTIFY_MOST];
+	int notify_fds[SOFT_MAX_NOTIFY_FDS];
 	int notify_count;
-	unsigned notifying; /* atomic: threads writing notifications after releasing the lock */
+	unsigned notifying_threads; /* atomic: threads that write notifications without the lock */
 
 	struct epoll_event events[SOFT_STEP_EVENTS]; /* events of the current step */
 	int event_count;
-	size_t share;
+	size_t step_byte_budget;
 	struct soft_scratch *scratch;
 
 	const struct soft_subsystem *const *subsystems;
 	const struct soft_subsystem *poller; /* subsystem with poll, has_input and need_notify */
 	const struct soft_subsystem *delayer; /* subsystem with send_delayed */
-	bool polls; /* atomic: see soft_engine_set_polls */
-	bool delayed; /* atomic: see soft_engine_set_delayed */
+	bool has_polled_rings; /* atomic: see soft_engine_set_has_polled_rings */
+	bool has_delayed_output; /* atomic: see soft_engine_set_has_delayed_output */
 };
 
 /* Call getrandom(2), or read /dev/urandom if that call is denied. */
@@ -103,20 +103,20 @@ static inline void soft_note_locked(bool locked)
 
 /* The kind of thread that runs a step: the engine's thread, an application thread that was woken,
  * or an application thread that polls. */
-enum soft_step_by { SOFT_BY_ENGINE, SOFT_BY_WOKEN, SOFT_BY_POLLING };
+enum soft_step_runner { SOFT_BY_ENGINE, SOFT_BY_WOKEN, SOFT_BY_POLLING };
 
 /* Run a step without its deferred work, which soft_unlock runs. Returns whether there was work
  * (engine.c). */
-bool soft_engine_step(enum soft_step_by who);
+bool soft_engine_step(enum soft_step_runner runner);
 /* Returns whether there may be rings to poll. Does not need the lock. */
-static inline bool soft_engine_polls(void)
+static inline bool soft_engine_has_polled_rings(void)
 {
-	return soft_hint_get(&soft_device.engine->polls);
+	return soft_hint_get(&soft_device.engine->has_polled_rings);
 }
 
-static inline bool soft_engine_has_delayed(void)
+static inline bool soft_engine_has_delayed_output(void)
 {
-	return soft_hint_get(&soft_device.engine->delayed);
+	return soft_hint_get(&soft_device.engine->has_delayed_output);
 }
 
 /* Set whether peers must notify this process (soft_subsystem.need_notify). Called before any thread
@@ -127,14 +127,14 @@ void soft_engine_update_notify_need(void);
  * While a thread polls, its steps find the events of all CQs (engine.c). */
 bool soft_engine_may_have_sleeper(void);
 
-/* Returns whether a thread may be asleep on a channel that only the engine's thread can signal.
- * For example, the application may wait for an event (soft_channel.wanted) in its own poll() on a
- * channel that is not nested (channel.c). */
+/* Returns whether a thread may be asleep on a channel that only the engine's thread can signal. For
+ * example, the application may wait for an event (soft_channel.armed_sources) in its own poll() on
+ * a channel that is not nested (channel.c). */
 bool soft_channels_depend_on_engine(void);
 /* Set the timerfd. Implements soft_platform.alarm. */
 void soft_engine_alarm(uint64_t deadline_ns);
 /* Stop all timers. */
-void soft_timers_forget(void);
+void soft_timers_stop_all(void);
 
 /* Register the fork handlers. Returns 0 or an errno value. Safe to repeat (lifecycle.c). */
 int soft_engine_guard_fork(void);

@@ -6,8 +6,8 @@
 #include <sys/resource.h>
 
 enum {
-	SHARE = 8,
-	SHARE_OF_FILES = 8,
+	NETWORK_SHARE_DIVISOR = 8,
+	DESCRIPTORS_PER_PLACE = 8,
 	IPV4 = 4,
 	IPV6 = 16, /* address length in bytes */
 	LEVELS = SOFT_PLACES_LEVELS
@@ -25,17 +25,18 @@ void soft_places_init(struct soft_places *places)
 	soft_list_init(&places->peers);
 }
 
-unsigned soft_places_limit(unsigned most)
+unsigned soft_places_limit(unsigned max_places)
 {
 	struct rlimit files;
 
-	if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur / SHARE_OF_FILES < most)
-		most = (unsigned)(files.rlim_cur / SHARE_OF_FILES);
-	return most ? most : 1;
+	if (!getrlimit(RLIMIT_NOFILE, &files) &&
+	    files.rlim_cur / DESCRIPTORS_PER_PLACE < max_places)
+		max_places = (unsigned)(files.rlim_cur / DESCRIPTORS_PER_PLACE);
+	return max_places ? max_places : 1;
 }
 
 /* Copy the address to `raw`. Returns the prefix lengths of its networks. */
-static const uint8_t *networks_of(const struct sockaddr_storage *address, uint8_t raw[IPV6])
+static const uint8_t *prefix_lengths(const struct sockaddr_storage *address, uint8_t raw[IPV6])
 {
 	if (address->ss_family == AF_INET) {
 		memcpy(raw, &((const struct sockaddr_in *)(const void *)address)->sin_addr, IPV4);
@@ -73,10 +74,11 @@ uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length)
 	return hash;
 }
 
-void soft_networks(uint64_t *seed, const struct sockaddr_storage *address, uint16_t bucket[LEVELS])
+void soft_network_buckets(uint64_t *seed, const struct sockaddr_storage *address,
+			  uint16_t bucket[LEVELS])
 {
 	uint8_t raw[IPV6] = {0};
-	const uint8_t *networks = networks_of(address, raw);
+	const uint8_t *networks = prefix_lengths(address, raw);
 
 	for (unsigned level = 0; level < LEVELS; level++)
 		bucket[level] = soft_hash(seed, raw, networks[level]) % SOFT_PLACES_BUCKETS;
@@ -85,7 +87,7 @@ void soft_networks(uint64_t *seed, const struct sockaddr_storage *address, uint1
 void soft_places_add(struct soft_places *places, struct soft_place *place,
 		     const struct sockaddr_storage *address)
 {
-	soft_networks(&places->seed, address, place->bucket);
+	soft_network_buckets(&places->seed, address, place->bucket);
 	place->places = places;
 	soft_list_append(&places->peers, &place->node);
 	for (unsigned level = 0; level < LEVELS; level++) {
@@ -117,26 +119,26 @@ struct soft_place *soft_places_oldest(const struct soft_places *places)
 		       : soft_list_first(&places->peers, struct soft_place, node);
 }
 
-static unsigned share_of(unsigned limit)
+static unsigned network_share(unsigned limit)
 {
-	return limit / SHARE ? limit / SHARE : 1;
+	return limit / NETWORK_SHARE_DIVISOR ? limit / NETWORK_SHARE_DIVISOR : 1;
 }
 
 /* Returns whether `one` is served before `other`. `other` must be the older of the two peers. */
-static bool is_before(const struct soft_places *places, const struct soft_place *one,
-		      const struct soft_place *other, unsigned share)
+static bool is_served_before(const struct soft_places *places, const struct soft_place *one,
+			     const struct soft_place *other, unsigned share)
 {
 	bool crowded = false;
 
 	for (unsigned level = 0; level < LEVELS; level++) {
-		unsigned here = places->peer_counts[level][one->bucket[level]];
-		unsigned there = places->peer_counts[level][other->bucket[level]];
+		unsigned peers = places->peer_counts[level][one->bucket[level]];
+		unsigned other_peers = places->peer_counts[level][other->bucket[level]];
 
-		if (here != there && (here > share || there > share))
-			return here < there;
-		crowded |= here > share;
+		if (peers != other_peers && (peers > share || other_peers > share))
+			return peers < other_peers;
+		crowded |= peers > share;
 	}
-	return crowded;
+	return crowded; /* of two equally crowded peers, the newer one is served first */
 }
 
 struct soft_place *soft_places_next(const struct soft_places *places, unsigned limit)
@@ -144,12 +146,12 @@ struct soft_place *soft_places_next(const struct soft_places *places, unsigned l
 	struct soft_place *next = soft_places_oldest(places);
 
 	soft_list_each (struct soft_place, place, &places->peers, node)
-		if (is_before(places, place, next, share_of(limit)))
+		if (is_served_before(places, place, next, network_share(limit)))
 			next = place;
 	return next;
 }
 
-struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit)
+struct soft_place *soft_places_find_victim(const struct soft_places *places, unsigned limit)
 {
 	const struct soft_node *newest = places->peers.previous;
 	uint16_t fullest[LEVELS];
@@ -158,7 +160,7 @@ struct soft_place *soft_places_evicted(const struct soft_places *places, unsigne
 	if (places->count <= limit)
 		return NULL;
 	for (; level < LEVELS; level++) {
-		unsigned most = share_of(limit);
+		unsigned most = network_share(limit);
 		bool found = false;
 
 		for (int i = 0; i < SOFT_PLACES_BUCKETS; i++)

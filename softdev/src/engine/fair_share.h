@@ -33,8 +33,8 @@ uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length);
 
 /* Compute the buckets of the networks that contain `address`, largest network first, in a table
  * with SOFT_PLACES_BUCKETS buckets per level. `seed` is passed to soft_hash. */
-void soft_networks(uint64_t *seed, const struct sockaddr_storage *address,
-		   uint16_t bucket[SOFT_PLACES_LEVELS]);
+void soft_network_buckets(uint64_t *seed, const struct sockaddr_storage *address,
+			  uint16_t bucket[SOFT_PLACES_LEVELS]);
 
 struct soft_places {
 	struct soft_node peers; /* soft_place.node, oldest first */
@@ -55,8 +55,8 @@ struct soft_place {
 };
 
 void soft_places_init(struct soft_places *places);
-/* Returns `most`, or an eighth of the descriptor limit if that is less, but at least 1. */
-unsigned soft_places_limit(unsigned most);
+/* Returns `max_places`, or an eighth of the descriptor limit if that is less, but at least 1. */
+unsigned soft_places_limit(unsigned max_places);
 /* Add a peer with this address. AF_UNSPEC stands for a peer on this host. */
 void soft_places_add(struct soft_places *places, struct soft_place *place,
 		     const struct sockaddr_storage *address);
@@ -64,7 +64,7 @@ void soft_places_add(struct soft_places *places, struct soft_place *place,
 void soft_place_release(struct soft_place *place);
 /* Returns the peer to evict after soft_places_add, or NULL if there are at most `limit` peers. The
  * peer added last is never evicted. The caller must release the place of the evicted peer. */
-struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit);
+struct soft_place *soft_places_find_victim(const struct soft_places *places, unsigned limit);
 /* Returns the peer to serve next, or NULL if there are no peers. This is the oldest peer whose
  * networks do not exceed their share. If all peers exceed it, this is the newest peer of the
  * emptiest network. Within that network, it is the newest peer of the emptiest smaller network,

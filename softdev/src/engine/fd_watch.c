@@ -36,9 +36,9 @@ int soft_set_option(int fd, int level, int option, int value)
 	return setsockopt(fd, level, option, &value, sizeof(value)) ? errno : 0;
 }
 
-static void set_buffer(int fd, int option, int forced, int size)
+static void set_buffer(int fd, int option, int privileged_option, int size)
 {
-	if (soft_set_option(fd, SOL_SOCKET, forced, size))
+	if (soft_set_option(fd, SOL_SOCKET, privileged_option, size))
 		soft_set_option(fd, SOL_SOCKET, option, size);
 }
 

@@ -81,44 +81,47 @@ static void close_all(void)
 	soft_device.engine->scratch = NULL;
 }
 
-/* Apply `change` to the outer mutexes of all subsystems, or to their leaf mutexes. */
-static void each_mutex(bool outer, int (*change)(pthread_mutex_t *mutex))
+static void for_each_outer_mutex(int (*change)(pthread_mutex_t *mutex))
 {
-	EACH_SUBSYSTEM (it) {
-		pthread_mutex_t *(*mutex)(void) = outer ? (*it)->outer : (*it)->leaf;
+	EACH_SUBSYSTEM (it)
+		if ((*it)->outer)
+			change((*it)->outer());
+}
 
-		if (mutex)
-			change(mutex());
-	}
+static void for_each_leaf_mutex(int (*change)(pthread_mutex_t *mutex))
+{
+	EACH_SUBSYSTEM (it)
+		if ((*it)->leaf)
+			change((*it)->leaf());
 }
 
 /* Acquire the mutexes that the engine's thread never takes. */
-static void lock_users(void)
+static void lock_outer_mutexes(void)
 {
-	each_mutex(true, pthread_mutex_lock);
+	for_each_outer_mutex(pthread_mutex_lock);
 	pthread_mutex_lock(&soft_device.engine->users_mutex);
 }
 
-static void lock_all(void)
+static void lock_engine_and_leaves(void)
 {
 	pthread_mutex_lock(&soft_device.engine->lock);
 	soft_note_locked(true);
-	each_mutex(false, pthread_mutex_lock);
+	for_each_leaf_mutex(pthread_mutex_lock);
 }
 
 static void before_fork(void)
 {
-	lock_users();
-	lock_all();
+	lock_outer_mutexes();
+	lock_engine_and_leaves();
 }
 
-static void after_fork_in_parent(void)
+static void unlock_all(void)
 {
-	each_mutex(false, pthread_mutex_unlock);
+	for_each_leaf_mutex(pthread_mutex_unlock);
 	soft_note_locked(false);
 	pthread_mutex_unlock(&soft_device.engine->lock);
 	pthread_mutex_unlock(&soft_device.engine->users_mutex);
-	each_mutex(true, pthread_mutex_unlock);
+	for_each_outer_mutex(pthread_mutex_unlock);
 }
 
 /* Forget the device and close its descriptors, after a fork or after the program has closed them. A
@@ -134,18 +137,18 @@ static void forget_device(void)
 		soft_close_fd(&watch->fd);
 	}
 	close_all();
-	soft_timers_forget();
+	soft_timers_stop_all();
 	soft_list_init(&soft_device.engine->deferred);
 	soft_list_clear(&soft_device.engine->channels); /* destroying a channel later is harmless */
 	EACH_SUBSYSTEM (it)
 		if ((*it)->forked)
 			(*it)->forked();
-	soft_device.engine->running = soft_device.engine->ticking = soft_device.engine->asleep =
-		false;
+	soft_device.engine->running = soft_device.engine->thread_ticks =
+		soft_device.engine->thread_sleeps = false;
 	soft_device.engine->down_ports = 0;
 	soft_device.engine->event_count = 0;
 	soft_device.engine->fork_generation++;
-	soft_device.engine->armed = 0;
+	soft_device.engine->armed_cqs = 0;
 	soft_device.engine->announced_polls = 0;
 	soft_device.engine->users = 0;
 }
@@ -153,11 +156,12 @@ static void forget_device(void)
 static void after_fork_in_child(void)
 {
 	if (soft_device.engine->has_started) {
-		soft_device.engine->notifying = soft_device.engine->waiting =
-			soft_device.engine->spinning = 0; /* counts of the parent's threads */
+		soft_device.engine->notifying_threads = soft_device.engine->lock_waiters =
+			soft_device.engine->spinning_threads =
+				0; /* counts of the parent's threads */
 		forget_device();
 	}
-	after_fork_in_parent();
+	unlock_all();
 }
 
 static void forget_lost_device(void)
@@ -190,7 +194,8 @@ void soft_engine_check_descriptors(void)
 {
 	if (!are_descriptors_lost())
 		return;
-	lock_users();
+	lock_outer_mutexes();
+	/* Check again, because another thread may have forgotten the device in the meantime. */
 	bool lost = are_descriptors_lost();
 
 	/* The thread may be asleep in poll(2) on closed descriptors, so cancel it. */
@@ -199,10 +204,10 @@ void soft_engine_check_descriptors(void)
 		pthread_cancel(soft_device.engine->thread);
 		pthread_join(soft_device.engine->thread, NULL);
 	}
-	lock_all();
+	lock_engine_and_leaves();
 	if (lost)
 		forget_lost_device();
-	after_fork_in_parent();
+	unlock_all();
 }
 
 /* Register the fork handlers once. This happens when the subsystems are set, because their mutexes
@@ -210,8 +215,7 @@ void soft_engine_check_descriptors(void)
 int soft_engine_guard_fork(void)
 {
 	static bool guarded;
-	int rc = guarded ? 0
-			 : pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+	int rc = guarded ? 0 : pthread_atfork(before_fork, unlock_all, after_fork_in_child);
 
 	guarded = !rc;
 	return rc;
@@ -227,18 +231,18 @@ unsigned soft_engine_fork_generation(void)
  * (pthread_sigmask(3)). Returns 0 or an errno value. */
 static int start_thread(void)
 {
-	sigset_t others, before;
+	sigset_t blocked, previous;
 
-	sigfillset(&others);
-	sigdelset(&others, SIGSEGV);
-	sigdelset(&others, SIGBUS);
-	sigdelset(&others, SIGFPE);
-	sigdelset(&others, SIGILL);
-	pthread_sigmask(SIG_SETMASK, &others, &before);
+	sigfillset(&blocked);
+	sigdelset(&blocked, SIGSEGV);
+	sigdelset(&blocked, SIGBUS);
+	sigdelset(&blocked, SIGFPE);
+	sigdelset(&blocked, SIGILL);
+	pthread_sigmask(SIG_SETMASK, &blocked, &previous);
 	errno = pthread_create(&soft_device.engine->thread, NULL, soft_engine_run, NULL);
-	int rc = errno ? soft_check_call("clone or clone3", -1) : 0;
+	int rc = errno ? soft_check_call("clone or clone3", -1) : 0; /* reads errno */
 
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_sigmask(SIG_SETMASK, &previous, NULL);
 	return rc;
 }
 
@@ -254,6 +258,7 @@ int soft_misconfigured(int error, const char *variable, const char *value, const
 	va_start(values, expected);
 	vsnprintf(start_failure + length, sizeof(start_failure) - (size_t)length, expected, values);
 	va_end(values);
+	/* EINVAL says nothing that the message does not say. */
 	fprintf(stderr, "aiordma: %s%s%s\n", start_failure, error == EINVAL ? "" : ": ",
 		error == EINVAL ? "" : strerror(error));
 	return error;
@@ -324,7 +329,7 @@ static int start(void)
 			rc = (*it)->start();
 	if (rc)
 		return rc;
-	soft_timers_forget();
+	soft_timers_stop_all();
 	soft_device.engine->epoll_fd = soft_device.engine->wake_fd = -1;
 	soft_device.engine->step_event =
 		(struct soft_fd_watch){.fd = -1, .ready = step_event_ready};
@@ -393,7 +398,7 @@ void soft_engine_put(void)
 		EACH_SUBSYSTEM (it)
 			if ((*it)->stop)
 				(*it)->stop();
-		soft_timers_forget();
+		soft_timers_stop_all();
 		soft_device.engine->running = false;
 		soft_device.engine->down_ports = 0;
 		close_all();

@@ -16,14 +16,14 @@
 
 enum {
 	MAX_QUIET_TICKS = 8, /* idle ticks before the thread sleeps again */
-	MAX_FAILED_TICKS = 3,
-	MAX_FAILURES = 8,
+	MAX_TICKS_OF_FAILURE = 3,
+	FAILURES_BEFORE_PAUSE = 8,
 };
 
-#define NO_TICK_NS 50000000u
-#define NO_TICK_MAX_NS 1000000000u
+#define MIN_PAUSE_NS 50000000u
+#define MAX_PAUSE_NS 1000000000u
 
-static bool stopping(void)
+static bool is_stopping(void)
 {
 	return soft_observe(&soft_device.engine->stopping);
 }
@@ -32,11 +32,11 @@ static bool stopping(void)
  * the lock before they wake up. */
 static void yield_to_waiters(void)
 {
-	for (int i = 0; i < 50 && soft_counter_get(&soft_device.engine->waiting); i++)
+	for (int i = 0; i < 50 && soft_counter_get(&soft_device.engine->lock_waiters); i++)
 		sched_yield();
 }
 
-static void serve(void)
+static void run_step(void)
 {
 	yield_to_waiters();
 	soft_lock();
@@ -50,7 +50,7 @@ static bool work_is_ready(void)
 
 	if (epoll_wait(soft_device.engine->epoll_fd, &event, 1, 0) > 0)
 		return true;
-	if (!soft_engine_polls())
+	if (!soft_engine_has_polled_rings())
 		return false;
 	soft_lock();
 	bool ready = soft_device.engine->poller->has_input();
@@ -62,7 +62,7 @@ static bool work_is_ready(void)
 static void set_asleep(bool asleep)
 {
 	soft_lock();
-	soft_device.engine->asleep = asleep;
+	soft_device.engine->thread_sleeps = asleep;
 	if (asleep)
 		soft_engine_update_notify_need();
 	soft_unlock();
@@ -99,37 +99,37 @@ static void sleep_until_work(void)
 
 /* Start ticking, unless a sleeping application thread can only be woken by the engine's thread.
  * Returns whether the thread ticks. */
-static bool may_tick(void)
+static bool try_start_ticking(void)
 {
 	soft_lock();
-	soft_device.engine->ticking =
+	soft_device.engine->thread_ticks =
 		!soft_engine_may_have_sleeper() || !soft_channels_depend_on_engine();
-	bool may = soft_device.engine->ticking;
+	bool ticks = soft_device.engine->thread_ticks;
 
 	soft_unlock();
-	return may;
+	return ticks;
 }
 
 /* Tick until the application leaves work unserved for a whole tick, or is idle for MAX_QUIET_TICKS
  * ticks. Returns whether it left work unserved, and stores the number of ticks in `*ticks`. */
-static bool tick(unsigned *seen, unsigned *ticks)
+static bool tick(unsigned *seen_app_steps, unsigned *ticks)
 {
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
 	bool left_unserved = false;
 
 	*ticks = 0;
-	for (int quiet = 0; quiet < MAX_QUIET_TICKS && !left_unserved && !stopping();) {
+	for (int quiet = 0; quiet < MAX_QUIET_TICKS && !left_unserved && !is_stopping();) {
 		nanosleep(&tick, NULL);
 		++*ticks;
-		unsigned served = soft_counter_get(&soft_device.engine->served);
+		unsigned served = soft_counter_get(&soft_device.engine->served_app_steps);
 
-		if (soft_engine_has_delayed()) {
+		if (soft_engine_has_delayed_output()) {
 			soft_lock();
 			soft_device.engine->delayer->send_delayed(SOFT_DELAY_TICK_NS);
 			soft_unlock();
 		}
-		if (served != *seen) {
-			*seen = served;
+		if (served != *seen_app_steps) {
+			*seen_app_steps = served;
 			quiet = 0;
 		} else if (work_is_ready()) {
 			left_unserved = true;
@@ -138,7 +138,7 @@ static bool tick(unsigned *seen, unsigned *ticks)
 		}
 	}
 	soft_lock();
-	soft_device.engine->ticking = false;
+	soft_device.engine->thread_ticks = false;
 	if (left_unserved)
 		soft_device.engine->polls_since_armed = 0;
 	soft_device.engine->delayer->send_delayed(0);
@@ -148,38 +148,39 @@ static bool tick(unsigned *seen, unsigned *ticks)
 
 /* History from which the engine's thread decides whether to tick or to serve work immediately. */
 struct tick_history {
-	unsigned seen; /* engine.served at the last check */
+	unsigned seen_app_steps; /* engine.served_app_steps at the last check */
 	bool app_served; /* whether the application has served work since this thread last did */
 	unsigned failures; /* consecutive failures of ticking, as defined in must_serve */
 	uint64_t no_tick_until; /* time before which the thread does not tick */
-	uint64_t pause_ns; /* length of the pause that follows MAX_FAILURES failures */
+	uint64_t pause_ns; /* length of the pause that follows FAILURES_BEFORE_PAUSE failures */
 };
 
 /* Returns whether the engine's thread must serve the work that is ready. */
 static bool must_serve(struct tick_history *tick_history)
 {
-	unsigned served = soft_counter_get(&soft_device.engine->served);
+	unsigned served = soft_counter_get(&soft_device.engine->served_app_steps);
 
-	if (served != tick_history->seen) {
-		tick_history->seen = served;
+	if (served != tick_history->seen_app_steps) {
+		tick_history->seen_app_steps = served;
 		tick_history->app_served = true;
 	}
-	if (!tick_history->app_served || soft_now() < tick_history->no_tick_until || !may_tick())
+	if (!tick_history->app_served || soft_now() < tick_history->no_tick_until ||
+	    !try_start_ticking())
 		return true;
 	unsigned ticks;
-	bool left_unserved = tick(&tick_history->seen, &ticks);
+	bool left_unserved = tick(&tick_history->seen_app_steps, &ticks);
 
 	/* Count a failure if the application soon stops serving work. For example, it may poll
 	 * the CQ while it has outstanding requests, and then only read its memory until a peer's
 	 * write arrives. Ticking would delay that write. An application that stops serving after
-	 * more than MAX_FAILED_TICKS ticks has probably just been interrupted. */
-	if (!left_unserved || ticks > MAX_FAILED_TICKS) {
+	 * more than MAX_TICKS_OF_FAILURE ticks has probably just been interrupted. */
+	if (!left_unserved || ticks > MAX_TICKS_OF_FAILURE) {
 		tick_history->failures = 0;
-		tick_history->pause_ns = NO_TICK_NS;
-	} else if (++tick_history->failures >= MAX_FAILURES) {
+		tick_history->pause_ns = MIN_PAUSE_NS;
+	} else if (++tick_history->failures >= FAILURES_BEFORE_PAUSE) {
 		tick_history->failures = 0;
 		tick_history->no_tick_until = soft_now() + tick_history->pause_ns;
-		if (tick_history->pause_ns < NO_TICK_MAX_NS)
+		if (tick_history->pause_ns < MAX_PAUSE_NS)
 			tick_history->pause_ns *= 2;
 	}
 	return left_unserved;
@@ -188,20 +189,20 @@ static bool must_serve(struct tick_history *tick_history)
 static void run(void)
 {
 	struct tick_history tick_history = {
-		.seen = soft_counter_get(&soft_device.engine->served),
-		.pause_ns = NO_TICK_NS,
+		.seen_app_steps = soft_counter_get(&soft_device.engine->served_app_steps),
+		.pause_ns = MIN_PAUSE_NS,
 	};
 
 	prctl(PR_SET_NAME, "aiordma-device");
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
-	while (!stopping()) {
+	while (!is_stopping()) {
 		sleep_until_work();
 		if (stop_if_descriptors_lost())
 			return;
-		if (stopping() || !must_serve(&tick_history))
+		if (is_stopping() || !must_serve(&tick_history))
 			continue;
 		tick_history.app_served = false;
-		serve();
+		run_step();
 	}
 }
 

@@ -67,10 +67,10 @@ static struct soft_timer *meld_siblings(struct soft_timer *first)
 
 static void remove_from_heap(struct soft_timer *timer)
 {
-	struct soft_timer *below = meld_siblings(timer->child);
+	struct soft_timer *children = meld_siblings(timer->child);
 
 	if (timer == soft_device.engine->timers) {
-		soft_device.engine->timers = below;
+		soft_device.engine->timers = children;
 	} else {
 		if (timer->previous->child == timer)
 			timer->previous->child = timer->next;
@@ -78,7 +78,7 @@ static void remove_from_heap(struct soft_timer *timer)
 			timer->previous->next = timer->next;
 		if (timer->next)
 			timer->next->previous = timer->previous;
-		soft_device.engine->timers = meld(soft_device.engine->timers, below);
+		soft_device.engine->timers = meld(soft_device.engine->timers, children);
 	}
 	timer->child = timer->next = timer->previous = NULL;
 	timer->running = false;
@@ -89,11 +89,11 @@ static void set_alarm(void)
 	/* Leave an earlier alarm as it is. Waking up too early is harmless, and costs less than
 	 * setting the alarm again. */
 	if (!soft_device.engine->timers ||
-	    (soft_device.engine->alarm_at &&
-	     soft_device.engine->alarm_at <= soft_device.engine->timers->deadline_ns))
+	    (soft_device.engine->alarm_deadline_ns &&
+	     soft_device.engine->alarm_deadline_ns <= soft_device.engine->timers->deadline_ns))
 		return;
-	soft_device.engine->alarm_at = soft_device.engine->timers->deadline_ns;
-	soft_device.platform->alarm(soft_device.engine->alarm_at);
+	soft_device.engine->alarm_deadline_ns = soft_device.engine->timers->deadline_ns;
+	soft_device.platform->alarm(soft_device.engine->alarm_deadline_ns);
 }
 
 void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)
@@ -101,7 +101,7 @@ void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)
 	soft_assert_locked();
 	if (timer->running)
 		remove_from_heap(timer);
-	timer->deadline_ns = deadline_ns ? deadline_ns : 1;
+	timer->deadline_ns = deadline_ns ? deadline_ns : 1; /* 0 means that no alarm is set */
 	timer->child = timer->next = timer->previous = NULL;
 	timer->running = true;
 	soft_device.engine->timers = meld(soft_device.engine->timers, timer);
@@ -119,7 +119,7 @@ void soft_timers_run(void)
 {
 	uint64_t now = soft_now();
 
-	soft_device.engine->alarm_at = 0;
+	soft_device.engine->alarm_deadline_ns = 0;
 	while (soft_device.engine->timers && soft_device.engine->timers->deadline_ns <= now) {
 		struct soft_timer *timer = soft_device.engine->timers;
 
@@ -129,9 +129,9 @@ void soft_timers_run(void)
 	set_alarm();
 }
 
-void soft_timers_forget(void)
+void soft_timers_stop_all(void)
 {
 	while (soft_device.engine->timers)
 		remove_from_heap(soft_device.engine->timers);
-	soft_device.engine->alarm_at = 0;
+	soft_device.engine->alarm_deadline_ns = 0;
 }

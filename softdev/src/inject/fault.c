@@ -5,7 +5,7 @@
 #include "inject.h"
 #include "trace/trace.h"
 
-/* ---- chance -------------------------------------------------------------------------------- */
+/* ---- random numbers ------------------------------------------------------------------------ */
 
 /* Returns a hash of `x`. Adjacent values of `x` have unrelated hashes. The function is one step of
  * splitmix64, and a bijection (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
@@ -18,7 +18,7 @@ static uint64_t mix(uint64_t x)
 	return x ^ x >> 31;
 }
 
-double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned stream,
+double soft_fault_random(enum soft_fault fault, uint64_t connection, unsigned stream,
 			 uint64_t occurrence)
 {
 	uint64_t x = mix(soft_faults.seed);
@@ -38,17 +38,17 @@ bool soft_fault_occurs(enum soft_fault fault, uint64_t connection, unsigned stre
 		return false;
 	soft_fault_counts.chances++;
 	return occurrence >= schedule->first && occurrence <= schedule->last &&
-	       soft_fault_number(fault, connection, stream, draw) < schedule->probability;
+	       soft_fault_random(fault, connection, stream, draw) < schedule->probability;
 }
 
-/* ---- on the spot --------------------------------------------------------------------------- */
+/* ---- immediate faults ---------------------------------------------------------------------- */
 
 bool soft_fault_applies_to(uint32_t port)
 {
 	return !soft_faults.ports || soft_faults.ports & port;
 }
 
-bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq)
+bool soft_fault_should_inject(enum soft_fault fault, uint32_t port, uint32_t cq)
 {
 	static const char *const names[] = {
 		[SOFT_FAULT_OVERRUN] = "OVERRUN",
@@ -75,7 +75,7 @@ bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq)
 
 /* ---- setting ------------------------------------------------------------------------------- */
 
-static void set(const struct soft_fault_spec *spec)
+static void set_spec(const struct soft_fault_spec *spec)
 {
 	soft_faults_set = spec;
 	if (spec)
@@ -92,7 +92,7 @@ int aiordma_embedded_faults(const char *text, char *error, size_t room)
 	int rc = text ? soft_fault_parse(text, &spec, error, error ? room : 0) : 0;
 
 	if (!rc)
-		set(text ? &spec : NULL);
+		set_spec(text ? &spec : NULL);
 	soft_unlock();
 	return rc;
 }
@@ -130,7 +130,7 @@ int64_t aiordma_embedded_fault_count(const char *name)
 
 static void create(void)
 {
-	soft_device.inject = soft_part(sizeof(struct soft_inject));
+	soft_device.inject = soft_alloc_part(sizeof(struct soft_inject));
 }
 
 const struct soft_subsystem soft_inject_subsystem = {

@@ -15,7 +15,7 @@
 enum { ALL_FRAMES = SOFT_FAULT_REQUESTS | SOFT_FAULT_RESPONSES };
 
 /* Parse all of `text` into `value`. Returns NULL, or a description of the valid values. */
-typedef const char *(*reader)(const char *text, void *value);
+typedef const char *(*value_parser)(const char *text, void *value);
 
 struct unit {
 	const char *name;
@@ -24,7 +24,7 @@ struct unit {
 
 /* ---- values -------------------------------------------------------------------------------- */
 
-static bool read_whole(const char *text, const char **end, uint64_t *value)
+static bool read_integer(const char *text, const char **end, uint64_t *value)
 {
 	char *rest;
 
@@ -40,7 +40,7 @@ static const char *read_number(const char *text, void *value)
 {
 	const char *end;
 
-	return read_whole(text, &end, value) && !*end ? NULL : "expected a number";
+	return read_integer(text, &end, value) && !*end ? NULL : "expected a number";
 }
 
 static const char *read_number32(const char *text, void *value)
@@ -48,7 +48,7 @@ static const char *read_number32(const char *text, void *value)
 	uint64_t number;
 	const char *end;
 
-	if (!read_whole(text, &end, &number) || *end || !number || number > UINT32_MAX)
+	if (!read_integer(text, &end, &number) || *end || !number || number > UINT32_MAX)
 		return "expected a number from 1 to 4294967295";
 	*(uint32_t *)value = (uint32_t)number;
 	return NULL;
@@ -110,9 +110,9 @@ static const char *read_bytes(const char *text, void *value)
 
 static const char *read_rate(const char *text, void *value)
 {
-	const char *wrong = read_bytes(text, value);
+	const char *error = read_bytes(text, value);
 
-	return wrong || *(uint64_t *)value ? wrong : "expected at least 1 byte per second";
+	return error || *(uint64_t *)value ? error : "expected at least 1 byte per second";
 }
 
 static const char *read_schedule(const char *text, void *value)
@@ -125,12 +125,12 @@ static const char *read_schedule(const char *text, void *value)
 	if (*at != '@' && !read_decimal(text, &at, &schedule.probability))
 		return expected;
 	if (*at == '@') {
-		if (!read_whole(at + 1, &at, &schedule.first))
+		if (!read_integer(at + 1, &at, &schedule.first))
 			return expected;
 		schedule.last = schedule.first;
 		if (*at == '-') {
 			schedule.last = UINT64_MAX;
-			if (*++at && !read_whole(at, &at, &schedule.last))
+			if (*++at && !read_integer(at, &at, &schedule.last))
 				return expected;
 		}
 	}
@@ -145,15 +145,15 @@ static const char *read_frames(const char *text, void *value)
 	static const struct {
 		const char *name;
 		unsigned frames;
-	} known[] = {
+	} choices[] = {
 		{"requests", SOFT_FAULT_REQUESTS},
 		{"answers", SOFT_FAULT_RESPONSES},
 		{"all", ALL_FRAMES},
 	};
 
-	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-		if (!strcmp(text, known[i].name)) {
-			*(unsigned *)value = known[i].frames;
+	for (size_t i = 0; i < sizeof(choices) / sizeof(choices[0]); i++)
+		if (!strcmp(text, choices[i].name)) {
+			*(unsigned *)value = choices[i].frames;
 			return NULL;
 		}
 	return "expected requests, answers or all";
@@ -166,9 +166,9 @@ static const char *read_device(const char *text, void *value)
 	const char *end;
 	uint64_t number;
 
-	if (strncmp(text, name, length) || !read_whole(text + length, &end, &number) || *end)
+	if (strncmp(text, name, length) || !read_integer(text + length, &end, &number) || *end)
 		return "expected the name of a device, such as embedded1";
-	if (number >= (uint64_t)soft_device.inject->hooks->devices())
+	if (number >= (uint64_t)soft_device.inject->hooks->device_count())
 		return "device not found; AIORDMA_EMBEDDED_DEVICES sets the number of devices";
 	*(uint32_t *)value = 1u << number;
 	return NULL;
@@ -178,7 +178,7 @@ static const char *read_device(const char *text, void *value)
 
 static const struct {
 	const char *name;
-	reader read;
+	value_parser read;
 	size_t offset;
 } parts[] = {
 	{"seed", read_number, offsetof(struct soft_fault_spec, seed)},
@@ -239,29 +239,29 @@ static const char *find_unused_part(const struct soft_fault_spec *spec)
 	return NULL;
 }
 
-int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t room)
+int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t size)
 {
 	char *copy = strdup(text), *rest = copy, *part;
-	const char *vain;
+	const char *unused_part;
 	unsigned seen = 0;
 	int rc = 0;
 
 	*spec = (struct soft_fault_spec){.frames = ALL_FRAMES};
 	if (!copy) {
-		snprintf(error, room, "out of memory");
+		snprintf(error, size, "out of memory");
 		return ENOMEM;
 	}
 	while (!rc && (part = strsep(&rest, ",")) != NULL) {
-		const char *wrong = read_part(part, spec, &seen);
+		const char *part_error = read_part(part, spec, &seen);
 
-		if (wrong) {
-			snprintf(error, room, "'%s': %s", part, wrong);
+		if (part_error) {
+			snprintf(error, size, "'%s': %s", part, part_error);
 			rc = EINVAL;
 		}
 	}
 	free(copy);
-	if (!rc && (vain = find_unused_part(spec)) != NULL) {
-		snprintf(error, room, "%s", vain);
+	if (!rc && (unused_part = find_unused_part(spec)) != NULL) {
+		snprintf(error, size, "%s", unused_part);
 		rc = EINVAL;
 	}
 	return rc;

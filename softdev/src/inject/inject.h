@@ -46,7 +46,7 @@ struct soft_fault_spec {
 
 /* Callbacks that higher-level folders implement. Set by softdev.c. */
 struct soft_fault_hooks {
-	int (*devices)(void); /* returns the number of devices */
+	int (*device_count)(void);
 	/* Called when the spec has been set or removed. */
 	void (*spec_changed)(void);
 	/* Count a message that requires a posted receive. Returns whether to refuse it with an RNR
@@ -82,13 +82,15 @@ int soft_faults_apply_environment(void);
 
 /* Returns a pseudorandom number in the range [0, 1) for one occurrence. It depends only on the seed
  * and the arguments (fault.c). */
-double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned stream,
+double soft_fault_random(enum soft_fault fault, uint64_t connection, unsigned stream,
 			 uint64_t occurrence);
+/* Count a chance for the fault, and return whether it occurs. `occurrence` is compared with the
+ * schedule, and `draw` selects the random number. */
 bool soft_fault_occurs(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
 		       uint64_t occurrence);
 /* Count an OVERRUN, REGISTER or HANDSHAKE occurrence on the device with this port. Returns whether
  * to inject the fault. `cq` is the CQ's handle for OVERRUN, and 0 for the other faults. */
-bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq);
+bool soft_fault_should_inject(enum soft_fault fault, uint32_t port, uint32_t cq);
 /* Returns whether the spec applies to the device with this port. */
 bool soft_fault_applies_to(uint32_t port);
 

@@ -2,8 +2,8 @@
  *
  * An application that responds to a message usually sends a frame within a few microseconds of the
  * completion. A separate acknowledgement before that frame costs a system call here and a wake-up
- * at the peer. Once the application has been seen to respond (`replies`), the acknowledgement of a
- * message that completed a receive is therefore delayed. It is sent
+ * at the peer. Once the application has been seen to respond (`reply_score`), the acknowledgement
+ * of a message that completed a receive is therefore delayed. It is sent
  *
  *  - usually with the next frame
  *  - immediately if many messages are unacknowledged, because the sender's window is limited
@@ -16,8 +16,8 @@
 #include "link_internal.h"
 
 enum {
-	MIN_REPLIES = 4, /* responses seen before acknowledgements are delayed */
-	NO_REPLY_PENALTY = -64, /* `replies` after an acknowledgement was delayed in vain */
+	MIN_REPLY_SCORE = 4, /* responses seen before acknowledgements are delayed */
+	NO_REPLY_SCORE = -64, /* `reply_score` after an acknowledgement was delayed in vain */
 	MAX_UNACKNOWLEDGED = 8, /* unacknowledged messages that force an acknowledgement */
 };
 
@@ -27,7 +27,7 @@ void soft_ack_delay(struct soft_qp_link *base)
 	struct soft_link *link = soft_container(base, struct soft_link, base);
 
 	link->reply_expected = true;
-	if (++link->unacknowledged >= MAX_UNACKNOWLEDGED || link->replies < MIN_REPLIES ||
+	if (++link->unacknowledged >= MAX_UNACKNOWLEDGED || link->reply_score < MIN_REPLY_SCORE ||
 	    !soft_engine_ticks()) {
 		soft_link_output(link);
 		return;
@@ -36,22 +36,22 @@ void soft_ack_delay(struct soft_qp_link *base)
 		return;
 	link->delayed_since = soft_now();
 	soft_list_append(&soft_device.links->delayed, &link->delayed);
-	soft_engine_set_delayed(true);
+	soft_engine_set_has_delayed_output(true);
 }
 
 void soft_ack_cancel(struct soft_link *link)
 {
 	soft_assert_locked();
 	soft_list_remove(&link->delayed);
-	soft_engine_set_delayed(!soft_list_empty(&soft_device.links->delayed) ||
-				!soft_list_empty(&soft_device.tcp->delayed));
+	soft_engine_set_has_delayed_output(!soft_list_empty(&soft_device.links->delayed) ||
+					   !soft_list_empty(&soft_device.tcp->delayed));
 }
 
 void soft_ack_request_sent(struct soft_link *link)
 {
 	soft_assert_locked();
-	if (link->reply_expected && link->replies < MIN_REPLIES)
-		link->replies++;
+	if (link->reply_expected && link->reply_score < MIN_REPLY_SCORE)
+		link->reply_score++;
 	link->reply_expected = false;
 }
 
@@ -61,12 +61,12 @@ void soft_acks_send(uint64_t age_ns)
 	uint64_t latest = soft_now() - age_ns;
 
 	soft_tcp_paths_send_delayed();
-	soft_engine_set_delayed(!soft_list_empty(&soft_device.links->delayed));
+	soft_engine_set_has_delayed_output(!soft_list_empty(&soft_device.links->delayed));
 	soft_list_drain (struct soft_link, link, &soft_device.links->delayed, delayed) {
 		if (link->delayed_since > latest)
 			return;
 		soft_ack_cancel(link);
-		link->replies = NO_REPLY_PENALTY;
+		link->reply_score = NO_REPLY_SCORE;
 		soft_link_output(link);
 	}
 }

@@ -15,33 +15,33 @@
 #include "link_internal.h"
 
 /* Values of soft_link.attempts. A failed attempt is followed by a pause of 4^attempts ms and
- * increments the count, up to LONGEST_PAUSE. A side that starts at 0 retries eight times in the
+ * increments the count, up to MAX_ATTEMPTS. A side that starts at 0 retries eight times in the
  * first ten seconds. */
 enum {
-	SECOND = 2, /* initial count of the side that connects second */
-	SECOND_ROUND = 3,
-	LONGEST_PAUSE = 6
+	SECOND_SIDE_ATTEMPTS = 2, /* initial count of the side that connects second */
+	RECONNECT_ATTEMPTS = 3,
+	MAX_ATTEMPTS = 6
 };
 
-#define PAUSE_NS UINT64_C(1000000)
+#define FIRST_PAUSE_NS UINT64_C(1000000)
 
-static void attempt(struct soft_link *link);
+static void start_attempt(struct soft_link *link);
 
-static void try_again(struct soft_timer *timer)
+static void retry_timer_expired(struct soft_timer *timer)
 {
-	attempt(soft_container(timer, struct soft_link, timer));
+	start_attempt(soft_container(timer, struct soft_link, timer));
 }
 
 void soft_connect_retry_later(struct soft_link *link)
 {
 	soft_assert_locked();
-	uint64_t delay = PAUSE_NS << 2 * link->attempts;
+	uint64_t delay = FIRST_PAUSE_NS << 2 * link->attempts;
 
-	if (link->attempts < LONGEST_PAUSE)
+	if (link->attempts < MAX_ATTEMPTS)
 		link->attempts++;
 	soft_link_detach(link);
 	link->base.state = SOFT_LINK_CONNECTING;
-	link->timer.expired = try_again;
+	link->timer.expired = retry_timer_expired;
 	soft_timer_start(&link->timer, soft_now() + delay);
 	soft_handshake_find_pending(link->qp); /* the peer may have connected in the meantime */
 }
@@ -53,7 +53,8 @@ static bool attempt_shm(struct soft_link *link)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(link->qp);
 
-	return !link->attach_refused && soft_links_may_use_shm() && soft_gid_is_of_host(&peer) &&
+	return !link->attach_refused && soft_links_may_use_shm() &&
+	       soft_gid_is_on_this_host(&peer) &&
 	       soft_link_open_chan(
 		       link, link->qp,
 		       soft_link_shm_path(link->qp, soft_qpn_ip_port(link->qp->attr.dest_qp_num)));
@@ -84,7 +85,7 @@ static bool attempt_simulated(struct soft_link *link)
 	return soft_link_open_chan(link, link->qp, soft_device.paths->simulated(port));
 }
 
-static void attempt(struct soft_link *link)
+static void start_attempt(struct soft_link *link)
 {
 	link->base.state = SOFT_LINK_HANDSHAKE;
 	link->over_tcp = false;
@@ -126,7 +127,7 @@ static bool is_self(const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
 
-	return qp->attr.dest_qp_num == qp->ibv.qp_num && soft_gid_is_of_host(&peer);
+	return qp->attr.dest_qp_num == qp->ibv.qp_num && soft_gid_is_on_this_host(&peer);
 }
 
 bool soft_connects_first(const struct soft_qp *qp)
@@ -150,7 +151,7 @@ static int connect_immediately(struct soft_qp *qp)
 	if (!link)
 		return ENOMEM;
 	link->to_self = is_self(qp);
-	rc = link->to_self ? soft_shm_chan_to_self(&link->chan, soft_qp_hca(qp)->port)
+	rc = link->to_self ? soft_shm_chan_to_self(&link->chan, soft_qp_hca(qp)->port_bit)
 			   : soft_roce_open(&link->chan, qp);
 	if (!rc)
 		rc = soft_link_up(link, qp);
@@ -176,7 +177,7 @@ static void start_connecting(struct soft_qp *qp, unsigned attempts)
 	if (attempts)
 		soft_connect_retry_later(link);
 	else
-		attempt(link);
+		start_attempt(link);
 }
 
 /* Start connecting a queue pair that has entered RTR. Returns an errno value if a connection
@@ -194,7 +195,7 @@ int soft_connect_begin(struct soft_qp *qp)
 		return connect_immediately(qp);
 	if (!soft_qp_gid(qp, &own))
 		soft_listener_open(&own.gid);
-	start_connecting(qp, soft_connects_first(qp) ? 0 : SECOND);
+	start_connecting(qp, soft_connects_first(qp) ? 0 : SECOND_SIDE_ATTEMPTS);
 	return 0;
 }
 
@@ -206,5 +207,5 @@ void soft_reconnect(struct soft_qp *qp)
 	if (is_self(qp))
 		(void)connect_immediately(qp);
 	else
-		start_connecting(qp, SECOND_ROUND);
+		start_connecting(qp, RECONNECT_ATTEMPTS);
 }

@@ -13,12 +13,12 @@ static struct soft_cma *cma_of(const struct soft_link *link)
 
 /* ---- giving -------------------------------------------------------------------------------- */
 
-uint32_t soft_cma_desc_max(const struct soft_link *link, uint32_t *least)
+uint32_t soft_cma_desc_max(const struct soft_link *link, uint32_t *min_payload)
 {
 	const struct soft_cma *cma = cma_of(link);
 
-	*least = cma && soft_shm_path_is_self(link->chan.path) ? MIN_WITHIN_PROCESS
-							       : SOFT_CMA_DESC_MIN_PAYLOAD;
+	*min_payload = cma && soft_shm_path_is_self(link->chan.path) ? MIN_WITHIN_PROCESS
+								     : SOFT_CMA_DESC_MIN_PAYLOAD;
 	/* The memory must not change before the peer has copied it. A UC request completes as soon
 	 * as it has been sent. On a link that duplicates or delays frames, a frame may arrive after
 	 * its request has completed. */
@@ -29,7 +29,7 @@ uint32_t soft_cma_desc_max(const struct soft_link *link, uint32_t *least)
 
 /* Returns whether an export is no longer needed although the peer has not marked it as done. The
  * link may be gone, or the request may have completed although its frame was lost. */
-static bool is_export_done(const struct soft_cma_export *export, const void *unused)
+static bool is_export_obsolete(const struct soft_cma_export *export, const void *unused)
 {
 	(void)unused;
 	return !export->link ||
@@ -42,7 +42,7 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 	soft_assert_locked();
 	struct soft_cma *cma = cma_of(link);
 	struct soft_cma_desc desc = {.count = (uint32_t)count};
-	struct soft_cma_export lost[SOFT_CMA_SLOTS];
+	struct soft_cma_export revoked[SOFT_CMA_SLOTS];
 
 	for (int i = 0; i < count; i++) {
 		desc.pieces[i].address = (uintptr_t)pieces[i].iov_base;
@@ -53,7 +53,7 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 		return false; /* too many pieces, or copying is slower than the ring */
 	struct soft_cma_export *export = soft_cma_export_new(cma);
 
-	if (!export && soft_cma_revoke(cma, is_export_done, NULL, lost))
+	if (!export && soft_cma_revoke(cma, is_export_obsolete, NULL, revoked))
 		export = soft_cma_export_new(cma);
 	if (!export)
 		return false;
@@ -79,31 +79,31 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 
 /* ---- taking -------------------------------------------------------------------------------- */
 
-static void request_failed(struct soft_qp *qp, const struct soft_frame *frame,
-			   enum soft_cma_result reached)
+static void fail_request(struct soft_qp *qp, const struct soft_frame *frame,
+			 enum soft_cma_result copy_result)
 {
-	if (reached == SOFT_CMA_UNWRITABLE)
+	if (copy_result == SOFT_CMA_UNWRITABLE)
 		soft_request_unwritable(qp, frame);
 	else
-		soft_responder_fail(qp, SOFT_NAK_REQUESTERS_MEMORY, qp->responder.psn);
+		soft_responder_fail(qp, SOFT_NAK_REQUESTERS_MEMORY, qp->responder.expected_psn);
 }
 
 /* Fail the READ whose response could not be copied. If the export has been revoked, the reason is
  * not known here. If the key was invalidated, the owner's queue pair sends a NAK, which completes
  * the READ. If the owner's queue pair is in error, it does not respond, as on a hardware adapter.
  * The link then ends, and the READ completes after its retry time. */
-static void read_failed(struct soft_qp *qp, enum soft_cma_result reached)
+static void fail_read(struct soft_qp *qp, enum soft_cma_result copy_result)
 {
-	if (reached == SOFT_CMA_REVOKED)
+	if (copy_result == SOFT_CMA_REVOKED)
 		soft_requester_await_nak(qp);
 	else
-		soft_send_fail(qp, reached == SOFT_CMA_UNWRITABLE ? IBV_WC_LOC_PROT_ERR
-								  : IBV_WC_REM_ACCESS_ERR);
+		soft_send_fail(qp, copy_result == SOFT_CMA_UNWRITABLE ? IBV_WC_LOC_PROT_ERR
+								      : IBV_WC_REM_ACCESS_ERR);
 }
 
 /* Treat the frame as lost because the kernel no longer allows the copy. The peer detects the loss
  * and sends the payload through the ring. */
-static void lost(struct soft_link *link)
+static void treat_frame_as_lost(struct soft_link *link)
 {
 	soft_link_set_lossy(link);
 	if (soft_is_request(&link->frame))
@@ -112,17 +112,17 @@ static void lost(struct soft_link *link)
 		soft_requester_implied_nak(link->qp);
 }
 
-static void failed(struct soft_link *link, enum soft_cma_result reached)
+static void handle_copy_failure(struct soft_link *link, enum soft_cma_result copy_result)
 {
 	link->sink = SOFT_SINK_DISCARD;
-	if (reached == SOFT_CMA_GONE)
+	if (copy_result == SOFT_CMA_GONE)
 		soft_link_finish(link, ECONNRESET);
-	else if (reached == SOFT_CMA_FORBIDDEN)
-		lost(link);
+	else if (copy_result == SOFT_CMA_FORBIDDEN)
+		treat_frame_as_lost(link);
 	else if (soft_is_request(&link->frame))
-		request_failed(link->qp, &link->frame, reached);
+		fail_request(link->qp, &link->frame, copy_result);
 	else
-		read_failed(link->qp, reached);
+		fail_read(link->qp, copy_result);
 }
 
 bool soft_cma_desc_allowed(const struct soft_link *link)
@@ -148,7 +148,7 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 	link->cma_bytes += frame->length;
 	if (!soft_cma_desc_allowed(link) || link->cma_bytes >= 2 * SOFT_CMA_FRAME_MAX)
 		return false;
-	memcpy(copy, bytes, soft_frame_rest(frame));
+	memcpy(copy, bytes, soft_frame_body_size(frame));
 	if (!soft_cma_desc_decode(copy, frame->pieces, frame->length, &desc))
 		return false;
 	if (frame->skip)
@@ -163,11 +163,11 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 			soft_cma_done(cma, &desc);
 			break;
 		}
-		enum soft_cma_result reached =
+		enum soft_cma_result copy_result =
 			soft_cma_copy(cma, &desc, link->received, iov, count);
 
-		if (reached != SOFT_CMA_COPIED) {
-			failed(link, reached);
+		if (copy_result != SOFT_CMA_COPIED) {
+			handle_copy_failure(link, copy_result);
 			break;
 		}
 		for (length = 0; count; count--)
@@ -190,16 +190,16 @@ static void refuse_read(const struct soft_cma_export *export)
 	struct soft_qp *qp = link ? link->qp : NULL;
 
 	if (!qp || link->base.state != SOFT_LINK_UP ||
-	    !soft_psn_before(export->psn, qp->responder.psn))
+	    !soft_psn_before(export->psn, qp->responder.expected_psn))
 		return;
 	soft_responder_withdraw(qp, qp->responder.response_head, export->psn, &export->response);
 }
 
-static bool uses_key(const struct soft_cma_export *export, const void *what)
+static bool uses_key(const struct soft_cma_export *export, const void *wanted_key)
 {
-	uint32_t key = *(const uint32_t *)what;
+	uint32_t key = *(const uint32_t *)wanted_key;
 
-	if (export->is_response || is_export_done(export, NULL))
+	if (export->is_response || is_export_obsolete(export, NULL))
 		return export->is_response && export->response.rkey == key;
 	const struct soft_qp *qp = export->link->qp;
 	const struct ibv_sge *sges = soft_send_sges(qp, export->index);
@@ -213,16 +213,16 @@ static bool uses_key(const struct soft_cma_export *export, const void *what)
 void soft_cma_revoke_key(uint32_t key)
 {
 	soft_assert_locked();
-	struct soft_cma_export lost[SOFT_CMA_SLOTS];
+	struct soft_cma_export revoked[SOFT_CMA_SLOTS];
 
 	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma)) {
-		unsigned count = soft_cma_revoke(cma, uses_key, &key, lost);
+		unsigned count = soft_cma_revoke(cma, uses_key, &key, revoked);
 
 		/* Only responses need a NAK from this side. If a request was revoked, the peer
 		 * cannot read its payload and sends SOFT_NAK_REQUESTERS_MEMORY. */
 		for (unsigned i = 0; i < count; i++)
-			if (lost[i].is_response)
-				refuse_read(&lost[i]);
+			if (revoked[i].is_response)
+				refuse_read(&revoked[i]);
 	}
 }
 
@@ -233,10 +233,10 @@ static bool request_on_link(const struct soft_cma_export *export, const void *wh
 
 static void revoke_requests(const struct soft_link *link)
 {
-	struct soft_cma_export lost[SOFT_CMA_SLOTS];
+	struct soft_cma_export revoked[SOFT_CMA_SLOTS];
 
 	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma))
-		soft_cma_revoke(cma, request_on_link, link, lost);
+		soft_cma_revoke(cma, request_on_link, link, revoked);
 }
 
 void soft_cma_flush(const struct soft_qp *qp)
@@ -252,7 +252,7 @@ void soft_cma_forget_link(const struct soft_link *link)
 	soft_assert_locked();
 	revoke_requests(link);
 	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma)) {
-		for (unsigned slot = 0; slot < SOFT_CMA_SLOTS && cma->used; slot++)
+		for (unsigned slot = 0; slot < SOFT_CMA_SLOTS && cma->used_slots; slot++)
 			if (cma->exports[slot].link == link)
 				cma->exports[slot].link = NULL;
 	}

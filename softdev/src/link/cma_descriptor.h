@@ -16,8 +16,8 @@ enum {
 };
 
 /* Returns the maximum payload in bytes that the link's next frame may describe, or 0 if the frame
- * must carry its payload. Stores the minimum in `*least`. */
-uint32_t soft_cma_desc_max(const struct soft_link *link, uint32_t *least);
+ * must carry its payload. Stores the minimum in `*min_payload`. */
+uint32_t soft_cma_desc_max(const struct soft_link *link, uint32_t *min_payload);
 /* Write a descriptor of the frame's payload to `at`, which has room for SOFT_CMA_DESC_MAX bytes.
  * Returns false if the frame must carry its payload. */
 bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,

@@ -25,23 +25,23 @@ struct packet {
 
 /* Each stream has its own count of occurrences. The number of acknowledgements depends on timing,
  * and must not affect which requests and responses are lost or duplicated. */
-enum stream { REQUESTS, ANSWERS, ACKNOWLEDGEMENTS, STREAMS };
+enum stream { REQUESTS, RESPONSES, ACKNOWLEDGEMENTS, STREAM_COUNT };
 
 struct soft_delay_queue {
 	struct soft_link *link; /* NULL in the datagram queue, and once the link is gone */
 	bool busy;
-	bool applies; /* whether the spec covers this link; if not, the queue is drained */
+	bool spec_applies; /* whether the spec covers this link; if not, the queue is drained */
 	bool will_disconnect;
 	bool ended; /* whether the stream has ended */
 	int error; /* errno value that ended the stream; 0 after an orderly close */
-	uint64_t number; /* connection number */
-	uint64_t input; /* bytes received */
-	uint64_t seen[STREAMS];
-	uint64_t frames; /* frames covered by the spec, except acknowledgements */
-	uint64_t messages; /* messages that required a posted receive */
-	uint64_t due; /* due time of the last packet */
-	uint64_t waiting; /* bytes in the queue */
-	struct packet *first, **last;
+	uint64_t connection_number;
+	uint64_t bytes_received;
+	uint64_t packets_seen[STREAM_COUNT];
+	uint64_t frame_count; /* frames covered by the spec, except acknowledgements */
+	uint64_t message_count; /* messages that required a posted receive */
+	uint64_t last_due; /* due time of the last packet */
+	uint64_t bytes_queued; /* bytes in the queue */
+	struct packet *first, **tail;
 	/* the frame being received */
 	uint8_t header[SOFT_FRAME_HEADER];
 	uint32_t collected;
@@ -72,20 +72,20 @@ static struct packet *pop_first(struct soft_delay_queue *queue)
 
 	queue->first = packet->next;
 	if (!queue->first)
-		queue->last = &queue->first;
-	queue->waiting -= packet->weight;
+		queue->tail = &queue->first;
+	queue->bytes_queued -= packet->weight;
 	return packet;
 }
 
 static void append(struct soft_delay_queue *queue, struct packet *packet)
 {
 	packet->next = NULL;
-	*queue->last = packet;
-	queue->last = &packet->next;
-	queue->waiting += packet->weight;
+	*queue->tail = packet;
+	queue->tail = &packet->next;
+	queue->bytes_queued += packet->weight;
 }
 
-static void clear(struct soft_delay_queue *queue)
+static void clear_queue(struct soft_delay_queue *queue)
 {
 	soft_timer_stop(&queue->timer);
 	while (queue->first)
@@ -99,7 +99,8 @@ static struct packet *pop_due(struct soft_delay_queue *queue)
 {
 	struct packet *packet = queue->first;
 
-	return packet && (!packet->due || queue->waiting > MAX_QUEUED || packet->due <= soft_now())
+	return packet && (!packet->due || queue->bytes_queued > MAX_QUEUED ||
+			  packet->due <= soft_now())
 		       ? pop_first(queue)
 		       : NULL;
 }
@@ -124,11 +125,11 @@ static uint64_t compute_due_time(struct soft_delay_queue *queue, uint32_t length
 	due += soft_faults.delay_ns;
 	if (soft_faults.jitter_ns)
 		due += (uint64_t)((double)soft_faults.jitter_ns *
-				  soft_fault_number(SOFT_FAULT_JITTER, queue->number, stream,
-						    queue->seen[stream]));
-	if (due < queue->due && queue->first)
-		due = queue->due; /* keep the order */
-	queue->due = due;
+				  soft_fault_random(SOFT_FAULT_JITTER, queue->connection_number,
+						    stream, queue->packets_seen[stream]));
+	if (due < queue->last_due && queue->first)
+		due = queue->last_due; /* keep the order */
+	queue->last_due = due;
 	return due;
 }
 
@@ -149,20 +150,23 @@ static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, 
 {
 	unsigned kind = stream == REQUESTS ? SOFT_FAULT_REQUESTS : SOFT_FAULT_RESPONSES;
 	struct packet *copy = NULL;
-	uint64_t draw = ++queue->seen[stream];
+	uint64_t draw = ++queue->packets_seen[stream];
 
 	/* Acknowledgements do not advance the frame counter, because the number of acknowledgements
 	 * depends on timing. */
 	if (soft_faults.frames & kind) {
-		uint64_t frame = stream == ACKNOWLEDGEMENTS ? queue->frames : ++queue->frames;
+		uint64_t frame =
+			stream == ACKNOWLEDGEMENTS ? queue->frame_count : ++queue->frame_count;
 
-		if (soft_fault_occurs(SOFT_FAULT_LOSS, queue->number, stream, draw, frame)) {
+		if (soft_fault_occurs(SOFT_FAULT_LOSS, queue->connection_number, stream, draw,
+				      frame)) {
 			soft_fault_counts.lost++;
 			SOFT_TRACE(fault, "LOSS", qp_num_of(queue, packet), 0);
 			free(packet);
 			return true;
 		}
-		if (soft_fault_occurs(SOFT_FAULT_DUPLICATE, queue->number, stream, draw, frame)) {
+		if (soft_fault_occurs(SOFT_FAULT_DUPLICATE, queue->connection_number, stream, draw,
+				      frame)) {
 			copy = new_packet(packet->length);
 			if (!copy) {
 				free(packet);
@@ -209,21 +213,21 @@ static void handle_due(struct soft_delay_queue *queue)
 }
 
 /* Handle the due packets. May free the queue. */
-static void run(struct soft_delay_queue *queue)
+static void run_queue(struct soft_delay_queue *queue)
 {
 	queue->busy = true;
 	handle_due(queue);
 	queue->busy = false;
 	if (!queue->link) {
-		clear(queue);
+		clear_queue(queue);
 		free(queue);
 	} else if (queue->first) {
 		soft_timer_start(&queue->timer, queue->first->due);
 	} else if (queue->ended) {
 		soft_link_finish(queue->link, queue->error);
-	} else if (!queue->applies && !queue->collected && !queue->packet) {
+	} else if (!queue->spec_applies && !queue->collected && !queue->packet) {
 		queue->link->delay_queue = NULL;
-		clear(queue);
+		clear_queue(queue);
 		free(queue);
 	}
 }
@@ -244,9 +248,9 @@ static void link_timer_expired(struct soft_timer *timer)
 	struct soft_delay_queue *queue = soft_container(timer, struct soft_delay_queue, timer);
 
 	queue->busy = true;
-	if (queue->will_disconnect && queue->input >= soft_faults.cut_after)
+	if (queue->will_disconnect && queue->bytes_received >= soft_faults.cut_after)
 		disconnect(queue);
-	run(queue);
+	run_queue(queue);
 }
 
 /* Apply the spec to a complete frame, and queue the frame unless it is lost. */
@@ -254,18 +258,19 @@ static void handle_frame(struct soft_delay_queue *queue, struct packet *packet)
 {
 	uint8_t opcode = packet->bytes[0];
 
-	queue->input += packet->weight;
-	if (queue->applies && queue->will_disconnect && queue->input >= soft_faults.cut_after) {
+	queue->bytes_received += packet->weight;
+	if (queue->spec_applies && queue->will_disconnect &&
+	    queue->bytes_received >= soft_faults.cut_after) {
 		free(packet);
 		disconnect(queue);
-	} else if (queue->applies && opcode < SOFT_DISCONNECT) {
+	} else if (queue->spec_applies && opcode < SOFT_DISCONNECT) {
 		if (!apply_faults(queue, packet,
 				  opcode < SOFT_ACK    ? REQUESTS
 				  : opcode == SOFT_ACK ? ACKNOWLEDGEMENTS
-						       : ANSWERS))
+						       : RESPONSES))
 			soft_link_finish(queue->link, ENOMEM);
 	} else {
-		packet->due = queue->first ? queue->due : 0;
+		packet->due = queue->first ? queue->last_due : 0;
 		append(queue, packet);
 	}
 }
@@ -283,15 +288,15 @@ static size_t collect(struct soft_delay_queue *queue, const uint8_t *data, size_
 		if (queue->collected < SOFT_FRAME_HEADER)
 			return part;
 		/* Keep only the header of an invalid frame. Handling that frame ends the link. */
-		bool whole = soft_frame_decode(queue->header, &frame);
+		bool is_valid = soft_frame_decode(queue->header, &frame);
 
-		queue->packet =
-			new_packet(SOFT_FRAME_HEADER + (whole ? soft_frame_rest(&frame) : 0));
+		queue->packet = new_packet(SOFT_FRAME_HEADER +
+					   (is_valid ? soft_frame_body_size(&frame) : 0));
 		if (!queue->packet) {
 			soft_link_finish(queue->link, ENOMEM);
 			return part;
 		}
-		if (whole)
+		if (is_valid)
 			queue->packet->weight = SOFT_FRAME_HEADER + frame.length;
 		memcpy(queue->packet->bytes, queue->header, SOFT_FRAME_HEADER);
 	} else {
@@ -333,7 +338,7 @@ void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length
 		data += part;
 		length -= part;
 	}
-	run(queue);
+	run_queue(queue);
 }
 
 bool soft_delay_postpone_end(struct soft_link *link, int error)
@@ -369,7 +374,7 @@ static struct soft_delay_queue *new_queue(struct soft_link *link)
 	if (!queue)
 		return NULL;
 	queue->link = link;
-	queue->last = &queue->first;
+	queue->tail = &queue->first;
 	queue->timer.expired = link_timer_expired;
 	link->delay_queue = queue;
 	return queue;
@@ -379,13 +384,13 @@ void soft_delay_attach(struct soft_link *link)
 {
 	const struct soft_fault_spec *spec = &soft_faults;
 	struct soft_delay_queue *queue = link->delay_queue;
-	bool wanted = soft_faults_set && needs_queues(spec) &&
-		      (!spec->qp_num || spec->qp_num == link->qp->ibv.qp_num) &&
-		      soft_fault_applies_to(soft_qp_hca(link->qp)->port);
+	bool is_covered = soft_faults_set && needs_queues(spec) &&
+			  (!spec->qp_num || spec->qp_num == link->qp->ibv.qp_num) &&
+			  soft_fault_applies_to(soft_qp_hca(link->qp)->port_bit);
 
-	if (!wanted) {
+	if (!is_covered) {
 		if (queue) {
-			queue->applies = queue->will_disconnect = false;
+			queue->spec_applies = queue->will_disconnect = false;
 			if (!queue->first) /* let the timer free the empty queue */
 				soft_timer_start(&queue->timer, soft_now());
 		}
@@ -395,12 +400,12 @@ void soft_delay_attach(struct soft_link *link)
 		queue = new_queue(link);
 	if (!queue)
 		return;
-	queue->applies = true;
-	queue->number = ++soft_device.links->connections;
-	queue->input = queue->frames = queue->messages = 0;
-	memset(queue->seen, 0, sizeof(queue->seen));
-	queue->will_disconnect =
-		soft_fault_occurs(SOFT_FAULT_DISCONNECT, 0, 0, queue->number, queue->number);
+	queue->spec_applies = true;
+	queue->connection_number = ++soft_device.links->connections;
+	queue->bytes_received = queue->frame_count = queue->message_count = 0;
+	memset(queue->packets_seen, 0, sizeof(queue->packets_seen));
+	queue->will_disconnect = soft_fault_occurs(
+		SOFT_FAULT_DISCONNECT, 0, 0, queue->connection_number, queue->connection_number);
 	if (queue->will_disconnect && !spec->cut_after)
 		soft_timer_start(&queue->timer, soft_now());
 	if (injects_loss(spec))
@@ -418,7 +423,7 @@ bool soft_delay_detach(struct soft_link *link)
 	link->delay_queue = NULL;
 	queue->link = NULL;
 	if (!queue->busy) {
-		clear(queue);
+		clear_queue(queue);
 		free(queue);
 	}
 	return ended;
@@ -428,10 +433,11 @@ static bool should_refuse(struct soft_qp *qp)
 {
 	struct soft_delay_queue *queue = soft_link_of(qp)->delay_queue;
 
-	if (!queue || !queue->applies || soft_qp_is_uc(qp))
+	if (!queue || !queue->spec_applies || soft_qp_is_uc(qp))
 		return false;
-	queue->messages++;
-	if (!soft_fault_occurs(SOFT_FAULT_RNR, queue->number, 0, queue->messages, queue->messages))
+	queue->message_count++;
+	if (!soft_fault_occurs(SOFT_FAULT_RNR, queue->connection_number, 0, queue->message_count,
+			       queue->message_count))
 		return false;
 	soft_fault_counts.not_ready++;
 	SOFT_TRACE(fault, "RNR", qp->ibv.qp_num, 0);
@@ -473,9 +479,9 @@ static void datagram_timer_expired(struct soft_timer *timer)
 
 void soft_delay_create(void)
 {
-	struct soft_delay_queue *queue = soft_part(sizeof(*queue));
+	struct soft_delay_queue *queue = soft_alloc_part(sizeof(*queue));
 
-	queue->last = &queue->first;
+	queue->tail = &queue->first;
 	queue->timer.expired = datagram_timer_expired;
 	soft_device.links->datagrams = queue;
 }
@@ -485,11 +491,11 @@ static bool intercepts_datagram(const struct soft_qp *qp, const struct soft_data
 {
 	struct envelope envelope = {.qp_num = qp->ibv.qp_num, .datagram = *datagram};
 
-	if (!needs_queues(&soft_faults) || !soft_fault_applies_to(soft_qp_hca(qp)->port) ||
+	if (!needs_queues(&soft_faults) || !soft_fault_applies_to(soft_qp_hca(qp)->port_bit) ||
 	    (soft_faults.qp_num && soft_faults.qp_num != qp->ibv.qp_num))
 		return false;
 	struct soft_delay_queue *queue = soft_device.links->datagrams;
-	struct packet *packet = queue->waiting > MAX_QUEUED
+	struct packet *packet = queue->bytes_queued > MAX_QUEUED
 					? NULL
 					: new_packet((uint32_t)sizeof(envelope) + length);
 
@@ -513,13 +519,13 @@ static void reset_counters(void)
 
 	links->connections = 0;
 	links->device_free_at = 0;
-	links->datagrams->frames = 0;
-	memset(links->datagrams->seen, 0, sizeof(links->datagrams->seen));
+	links->datagrams->frame_count = 0;
+	memset(links->datagrams->packets_seen, 0, sizeof(links->datagrams->packets_seen));
 }
 
 void soft_delay_stop(void)
 {
-	clear(soft_device.links->datagrams);
+	clear_queue(soft_device.links->datagrams);
 }
 
 static void spec_changed(void)
@@ -529,7 +535,7 @@ static void spec_changed(void)
 }
 
 const struct soft_fault_hooks soft_delay_hooks = {
-	.devices = soft_hca_count,
+	.device_count = soft_hca_count,
 	.spec_changed = spec_changed,
 	.should_refuse = should_refuse,
 	.intercepts_datagram = intercepts_datagram,

@@ -23,8 +23,8 @@
 enum {
 	MAX_PENDING = 256, /* links requested by peers but not yet accepted */
 };
-#define GUESS_NS 1000000u
-#define GUESSES_NS 1000000000u
+#define GUESS_COST_NS 1000000u
+#define MAX_GUESS_CREDIT_NS 1000000000u
 
 #define PENDING_TIMEOUT_NS 10000000000u
 
@@ -88,22 +88,23 @@ void soft_handshake_trace_drop(struct soft_link *link, const struct soft_qp *qp,
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->request_path);
 	/* Trace the peer's send PSN if it differs from the PSN expected here. Otherwise, trace this
 	 * side's send PSN, which differs from the PSN that the peer expects. */
-	const bool sent =
+	const bool send_psn_differs =
 		qp && hello->flags & SOFT_HELLO_SENDS && hello->send_psn != qp->attr.rq_psn;
-	const bool compared = qp && !strcmp(reason, "PSN");
+	const bool is_psn_mismatch = qp && !strcmp(reason, "PSN");
 
 	if (link->drop_traced)
 		return;
 	link->drop_traced = true;
 	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = qp ? qp->ibv.qp_num : hello->to,
 			   .remote_qpn = hello->from,
-			   .remote = tcp ? &tcp->socket_addresses.peer : NULL, .has_psn = compared,
-			   .psn = !compared ? 0
-				  : sent    ? hello->send_psn
-					    : qp->attr.sq_psn,
-			   .expected_psn = !compared ? 0
-					   : sent    ? qp->attr.rq_psn
-						     : hello->receive_psn);
+			   .remote = tcp ? &tcp->socket_addresses.peer : NULL,
+			   .has_psn = is_psn_mismatch,
+			   .psn = !is_psn_mismatch   ? 0
+				  : send_psn_differs ? hello->send_psn
+						     : qp->attr.sq_psn,
+			   .expected_psn = !is_psn_mismatch   ? 0
+					   : send_psn_differs ? qp->attr.rq_psn
+							      : hello->receive_psn);
 }
 
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind)
@@ -191,12 +192,13 @@ static void add_pending(struct soft_link *link)
 
 	link->base.state = SOFT_LINK_PENDING;
 	if (tcp)
-		soft_gid_address(&tcp->socket_addresses.peer, &tcp->socket_addresses.own, 0, &peer);
+		soft_gid_to_sockaddr(&tcp->socket_addresses.peer, &tcp->socket_addresses.own, 0,
+				     &peer);
 	soft_places_add(&soft_device.links->pending_links, &link->pending, &peer);
 	link->timer.expired = pending_expired;
 	soft_timer_start(&link->timer, soft_now() + PENDING_TIMEOUT_NS);
-	evicted = soft_places_evicted(&soft_device.links->pending_links,
-				      soft_places_limit(MAX_PENDING));
+	evicted = soft_places_find_victim(&soft_device.links->pending_links,
+					  soft_places_limit(MAX_PENDING));
 	if (evicted)
 		drop_pending(pending_link(evicted));
 }
@@ -207,7 +209,8 @@ static bool may_replace_stream(const struct soft_path *path, const struct soft_l
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
-	return !tcp || (tcp->of_cm && (!link || soft_tcp_path_is_parallel(tcp, link->watch.fd)));
+	return !tcp ||
+	       (tcp->created_by_cm && (!link || soft_tcp_path_is_parallel(tcp, link->watch.fd)));
 }
 
 /* Returns whether to refuse an unexpected HELLO immediately, which reveals that no queue pair
@@ -217,7 +220,7 @@ static bool may_reveal(const struct soft_path *path)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
-	return !tcp || tcp->of_cm;
+	return !tcp || tcp->created_by_cm;
 }
 
 /* Returns whether the path connects the queue pair's device with its peer's device. A process may
@@ -227,10 +230,10 @@ static bool connects_devices(const struct soft_path *path, const struct soft_qp 
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
 	const int number = soft_gid_hca_number(&peer);
-	const uint32_t own = soft_qp_hca(qp)->port;
+	const uint32_t own = soft_qp_hca(qp)->port_bit;
 
 	if (soft_shm_path_is_self(path))
-		return path->ports == (own | soft_hca_at(number)->port);
+		return path->ports == (own | soft_hca_at(number)->port_bit);
 	return path->ports == own && (path->peer_hca == number ||
 				      ((!path->peer_hca || !number) && soft_path_is_local(path)));
 }
@@ -306,8 +309,8 @@ static bool is_out_of_guesses(struct soft_tcp_path *tcp)
 
 	if (!tcp)
 		return false;
-	if (tcp->guessed_until + GUESSES_NS < now)
-		tcp->guessed_until = now - GUESSES_NS;
+	if (tcp->guessed_until + MAX_GUESS_CREDIT_NS < now)
+		tcp->guessed_until = now - MAX_GUESS_CREDIT_NS;
 	return tcp->guessed_until > now;
 }
 
@@ -316,7 +319,7 @@ static void handle_hello(struct soft_link *link)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(link->request_path);
 	/* A correct peer does not send HELLO on a stream that this side opened. */
-	bool unchecked = is_out_of_guesses(tcp) || (tcp && tcp->connects);
+	bool unchecked = is_out_of_guesses(tcp) || (tcp && tcp->is_initiator);
 	struct soft_qp *qp = unchecked ? NULL : soft_qp_find(link->peer_hello.to);
 	bool expected = qp && is_expected(link, qp);
 	const char *reason = link->peer_hello.kind != SOFT_HELLO ? "PACKET"
@@ -326,7 +329,7 @@ static void handle_hello(struct soft_link *link)
 	if (reason)
 		soft_handshake_trace_drop(link, qp, reason);
 	if (tcp && !expected && !unchecked)
-		tcp->guessed_until += GUESS_NS;
+		tcp->guessed_until += GUESS_COST_NS;
 	if (link->peer_hello.kind != SOFT_HELLO || unchecked ||
 	    (may_reveal(link->request_path) && !expected))
 		drop_pending(link);

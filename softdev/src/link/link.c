@@ -9,7 +9,7 @@
 #include "inject/inject.h"
 #include "cma_descriptor.h"
 
-#define VARIABLE "AIORDMA_EMBEDDED_LINKS"
+#define LINKS_VARIABLE "AIORDMA_EMBEDDED_LINKS"
 #define LINGER_NS 2000000000u /* maximum wait for room for the last frame */
 
 static void linger_expired(struct soft_timer *timer)
@@ -27,7 +27,7 @@ void soft_link_flush(struct soft_link *link)
 		soft_link_write(link);
 }
 
-static void output(struct soft_deferred *deferred)
+static void run_deferred_output(struct soft_deferred *deferred)
 {
 	soft_link_flush(soft_container(deferred, struct soft_link, base.output));
 }
@@ -59,7 +59,7 @@ struct soft_link *soft_link_create(enum soft_link_state state)
 	link->base.state = state;
 	soft_list_init(&link->delayed);
 	soft_list_init(&link->base.output.node);
-	link->base.output.run = output;
+	link->base.output.run = run_deferred_output;
 	soft_list_append(&soft_device.links->links, &link->node);
 	return link;
 }
@@ -154,9 +154,10 @@ static void close_orderly(struct soft_qp *qp)
 	}
 	if (!link || link->base.state == SOFT_LINK_CLOSING || link->base.state == SOFT_LINK_DEAD)
 		return;
-	bool over = soft_delay_detach(link); /* packets in the delay queue no longer matter */
+	bool stream_ended =
+		soft_delay_detach(link); /* packets in the delay queue no longer matter */
 
-	if (link->base.state != SOFT_LINK_UP || over || link->to_self) {
+	if (link->base.state != SOFT_LINK_UP || stream_ended || link->to_self) {
 		soft_link_finish(link, 0);
 		return;
 	}
@@ -204,10 +205,10 @@ void soft_link_set_lossy(struct soft_link *link)
 	link->base.is_lossy = true;
 	link->base.loses_pending = !soft_qp_is_uc(link->qp);
 	soft_link_output(link);
-	soft_requester_await(link->qp);
+	soft_requester_start_timer(link->qp);
 }
 
-static void resume(void)
+static void resume_output(void)
 {
 	soft_list_each (struct soft_link, link, &soft_device.links->links, node) {
 		if (link->base.state == SOFT_LINK_UP && link->qp && !soft_port_is_down(link->qp)) {
@@ -238,7 +239,7 @@ void soft_qp_await_adoption(struct soft_qp *qp)
 
 /* Create a link for a stream that the CM hands over, and store the link in `*link`. Returns 0, or
  * an errno value after closing `fd`. */
-static int adopt(struct soft_link **link, struct soft_qp *qp, int fd)
+static int create_adopted_link(struct soft_link **link, struct soft_qp *qp, int fd)
 {
 	int rc = 0;
 
@@ -260,7 +261,7 @@ int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t l
 {
 	soft_assert_locked();
 	struct soft_link *link;
-	int rc = adopt(&link, qp, fd);
+	int rc = create_adopted_link(&link, qp, fd);
 
 	if (rc)
 		return rc;
@@ -279,7 +280,7 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint1
 {
 	soft_assert_locked();
 	struct soft_link *link;
-	int rc = adopt(&link, qp, fd);
+	int rc = create_adopted_link(&link, qp, fd);
 
 	if (rc)
 		return rc;
@@ -321,7 +322,7 @@ static enum ibv_mtu active_mtu(const struct soft_hca *hca)
 
 /* Derive a LID from the device GUID, which differs between hosts, containers and devices. RoCE
  * devices have no LID. */
-static uint16_t lid(struct soft_hca *hca)
+static uint16_t derive_lid(struct soft_hca *hca)
 {
 	enum { UNICAST = 0xbfff }; /* the highest unicast LID */
 
@@ -329,9 +330,9 @@ static uint16_t lid(struct soft_hca *hca)
 }
 
 const struct soft_link_calls soft_links_calls = {
-	.begin = soft_connect_begin,
+	.connect = soft_connect_begin,
 	.reconnect = soft_reconnect,
-	.ready = ready,
+	.entered_rts = ready,
 	.close = close_orderly,
 	.detach = soft_link_close,
 	.acknowledge = soft_ack_delay,
@@ -339,13 +340,13 @@ const struct soft_link_calls soft_links_calls = {
 	.revoke_requests = soft_cma_flush,
 	.revoke_key = soft_cma_revoke_key,
 	.active_mtu = active_mtu,
-	.lid = lid,
+	.lid = derive_lid,
 	.ip_port = soft_listener_port,
 };
 
 static void create(void)
 {
-	struct soft_links_state *links = soft_device.links = soft_part(sizeof(*links));
+	struct soft_links_state *links = soft_device.links = soft_alloc_part(sizeof(*links));
 
 	soft_list_init(&links->links);
 	soft_list_init(&links->delayed);
@@ -356,13 +357,14 @@ static void create(void)
 
 static int start(void)
 {
-	const char *wish = getenv(VARIABLE);
+	const char *setting = getenv(LINKS_VARIABLE);
 
-	soft_device.links->may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
-	soft_device.links->roce = wish && !strcmp(wish, "roce");
-	if (soft_device.links->may_use_shm || soft_device.links->roce || !strcmp(wish, "tcp"))
+	soft_device.links->may_use_shm = !setting || !*setting || !strcmp(setting, "shared");
+	soft_device.links->roce = setting && !strcmp(setting, "roce");
+	if (soft_device.links->may_use_shm || soft_device.links->roce || !strcmp(setting, "tcp"))
 		return 0;
-	return soft_misconfigured(EINVAL, VARIABLE, wish, "expected 'shared', 'tcp' or 'roce'");
+	return soft_misconfigured(EINVAL, LINKS_VARIABLE, setting,
+				  "expected 'shared', 'tcp' or 'roce'");
 }
 
 static void stop(void)
@@ -381,7 +383,7 @@ static void forked(void)
 	soft_places_init(&soft_device.links->pending_links);
 	soft_list_clear(&soft_device.links->links);
 	soft_list_clear(&soft_device.links->delayed);
-	soft_engine_set_delayed(false);
+	soft_engine_set_has_delayed_output(false);
 	soft_listener_stop();
 	soft_delay_stop();
 }
@@ -390,7 +392,7 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 {
 	(void)ports;
 	if (change == SOFT_PORT_UP)
-		resume();
+		resume_output();
 }
 
 const struct soft_subsystem soft_links_subsystem = {

@@ -15,7 +15,7 @@ static struct soft_link *link_of(struct soft_chan *chan)
 	return soft_container(chan, struct soft_link, chan);
 }
 
-static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
+static void handle_accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	struct soft_link *link = link_of(chan);
 
@@ -35,7 +35,8 @@ static void check_record_end(struct soft_link *link)
 		soft_link_finish(link, EPROTO);
 }
 
-static void data(struct soft_chan *chan, const uint8_t *bytes, size_t length, size_t rest)
+static void handle_data(struct soft_chan *chan, const uint8_t *bytes, size_t length,
+			size_t remaining_in_record)
 {
 	struct soft_link *link = link_of(chan);
 
@@ -44,27 +45,27 @@ static void data(struct soft_chan *chan, const uint8_t *bytes, size_t length, si
 	link->has_received = true;
 	link->busy = true;
 	soft_link_parse(link, bytes, length);
-	if (!rest)
+	if (!remaining_in_record)
 		check_record_end(link);
 	/* Respond to a long record now, so that the sender can continue while this side handles the
 	 * rest of its input. Also send a NAK now, before this record is marked as read. If this
 	 * process ended after marking the record, but before sending the NAK, the peer would
 	 * complete the refused request (peer_exit.c). */
-	bool answers = (length >= LONG_RECORD || link->base.nak_opcode) &&
-		       soft_link_has_output(link) && soft_path_is_local(chan->path);
+	bool respond_now = (length >= LONG_RECORD || link->base.nak_opcode) &&
+			   soft_link_has_output(link) && soft_path_is_local(chan->path);
 
 	soft_link_release(link);
-	if (answers)
+	if (respond_now)
 		soft_link_output_now(link);
 }
 
-static int place(struct soft_chan *chan, size_t length, struct iovec *iov, int room)
+static int map_payload(struct soft_chan *chan, size_t length, struct iovec *iov, int room)
 {
 	struct soft_link *link = link_of(chan);
 	int count;
 
 	/* Only TCP paths call this function. A frame with pieces carries a descriptor instead of a
-	 * payload, and begin() in link_input.c rejects it on a TCP path. */
+	 * payload, and begin_frame() in link_input.c rejects it on a TCP path. */
 	if (link->base.state != SOFT_LINK_UP || link->remaining < SOFT_DIRECT_MIN ||
 	    link->frame.pieces)
 		return 0;
@@ -75,13 +76,13 @@ static int place(struct soft_chan *chan, size_t length, struct iovec *iov, int r
 	return count;
 }
 
-static void placed(struct soft_chan *chan, size_t length, size_t rest)
+static void payload_stored(struct soft_chan *chan, size_t length, size_t remaining_in_record)
 {
 	struct soft_link *link = link_of(chan);
 
 	link->busy = true;
 	soft_link_placed(link, (uint32_t)length);
-	if (!rest)
+	if (!remaining_in_record)
 		check_record_end(link);
 	soft_link_release(link);
 }
@@ -95,12 +96,12 @@ static void writable(struct soft_chan *chan)
 	soft_link_flush(link);
 }
 
-static void unread(struct soft_chan *chan, const uint8_t *bytes, size_t length)
+static void report_unread(struct soft_chan *chan, const uint8_t *bytes, size_t length)
 {
 	soft_peer_exit_unread(link_of(chan), bytes, length);
 }
 
-static void exited(struct soft_chan *chan, uint64_t missing)
+static void peer_exited(struct soft_chan *chan, uint64_t missing)
 {
 	struct soft_link *link = link_of(chan);
 
@@ -112,7 +113,7 @@ static void exited(struct soft_chan *chan, uint64_t missing)
 	soft_link_release(link);
 }
 
-static void gone(struct soft_chan *chan, int error)
+static void channel_closed(struct soft_chan *chan, int error)
 {
 	struct soft_link *link = link_of(chan);
 
@@ -137,7 +138,7 @@ static void gone(struct soft_chan *chan, int error)
 /* Returns whether the path must probe the peer's machine for this link. If `waiting` is set, only
  * an unanswered reliable request requires a probe. Otherwise, the handshake requires one. After the
  * handshake, a probe is required if the queue pair must notice that its peer has ended. */
-static bool probes(struct soft_chan *chan, bool waiting)
+static bool needs_probe(struct soft_chan *chan, bool waiting)
 {
 	const struct soft_qp *qp = link_of(chan)->qp;
 
@@ -145,10 +146,10 @@ static bool probes(struct soft_chan *chan, bool waiting)
 		return false;
 	return waiting ? !soft_qp_is_uc(qp) && qp->sq.oldest != qp->sq.next
 		       : link_of(chan)->base.state != SOFT_LINK_UP || qp->ends_with_peer ||
-				 qp->link_down;
+				 qp->on_link_down;
 }
 
-static void silent(struct soft_chan *chan)
+static void handle_silence(struct soft_chan *chan)
 {
 	struct soft_link *link = link_of(chan);
 
@@ -161,16 +162,16 @@ static void silent(struct soft_chan *chan)
 }
 
 const struct soft_chan_ops soft_link_chan_calls = {
-	.accepted = accepted,
-	.data = data,
-	.map_payload = place,
-	.payload_stored = placed,
+	.accepted = handle_accepted,
+	.data = handle_data,
+	.map_payload = map_payload,
+	.payload_stored = payload_stored,
 	.writable = writable,
-	.report_unread = unread,
-	.peer_exited = exited,
-	.needs_probe = probes,
-	.silent = silent,
-	.closed = gone,
+	.report_unread = report_unread,
+	.peer_exited = peer_exited,
+	.needs_probe = needs_probe,
+	.silent = handle_silence,
+	.closed = channel_closed,
 };
 
 void soft_link_set_liveness_limit(struct soft_link *link)
@@ -186,8 +187,8 @@ void soft_link_set_liveness_limit(struct soft_link *link)
 			limit = soft_qp_retry_time(qp);
 	}
 	link->chan.patience = limit;
-	if (path && path->calls->watch)
-		path->calls->watch(path);
+	if (path && path->calls->patience_changed)
+		path->calls->patience_changed(path);
 }
 
 /* ---- channels for links ---------------------------------------------------------------------- */
@@ -227,5 +228,5 @@ struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
 
-	return soft_shm_path_at(ip_port, soft_qp_hca(qp)->port, soft_gid_hca_number(&peer));
+	return soft_shm_path_at(ip_port, soft_qp_hca(qp)->port_bit, soft_gid_hca_number(&peer));
 }

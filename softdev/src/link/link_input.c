@@ -22,18 +22,18 @@ int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, 
 }
 
 /* Handle a frame whose payload is complete. */
-static void end(struct soft_link *link)
+static void end_frame(struct soft_link *link)
 {
 	const struct soft_frame *frame = &link->frame;
 
 	if (!soft_is_last(frame))
-		soft_engine_count_part();
+		soft_engine_count_partial_frame();
 	if (link->sink == SOFT_SINK_DISCARD)
 		return;
 	if (soft_is_request(&link->frame))
-		soft_request_end(link->qp, &link->frame, link->small);
+		soft_request_end(link->qp, &link->frame, link->small_payload);
 	else
-		soft_response_end(link->qp, &link->frame, link->small);
+		soft_response_end(link->qp, &link->frame, link->small_payload);
 }
 
 void soft_link_placed(struct soft_link *link, uint32_t length)
@@ -41,11 +41,11 @@ void soft_link_placed(struct soft_link *link, uint32_t length)
 	link->received += length;
 	link->remaining -= length;
 	if (link->remaining == 0)
-		end(link);
+		end_frame(link);
 }
 
 /* Handle a frame header. Returns false after a protocol error. */
-static bool begin(struct soft_link *link, const uint8_t *header)
+static bool begin_frame(struct soft_link *link, const uint8_t *header)
 {
 	struct soft_frame *frame = &link->frame;
 
@@ -69,7 +69,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	}
 	if (frame->opcode == SOFT_LOSES) {
 		link->base.is_lossy = true;
-		soft_requester_await(link->qp);
+		soft_requester_start_timer(link->qp);
 		return frame->length == 0;
 	}
 	switch (frame->opcode) {
@@ -97,12 +97,12 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	link->received = 0;
 	link->remaining = frame->length;
 	if (link->remaining == 0 && link->base.state == SOFT_LINK_UP)
-		end(link);
+		end_frame(link);
 	return true;
 }
 
 /* Copy received payload to its destination. */
-static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length)
+static void store_payload(struct soft_link *link, const uint8_t *data, uint32_t length)
 {
 	while (length && link->base.state == SOFT_LINK_UP) {
 		struct iovec iov[SOFT_MAX_SGE];
@@ -134,7 +134,7 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 			break;
 		}
 		case SOFT_SINK_SMALL: /* the length was checked when the frame began */
-			memcpy(link->small + link->received, data, length);
+			memcpy(link->small_payload + link->received, data, length);
 			moved = length;
 			break;
 		default:
@@ -165,7 +165,7 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 		size_t part;
 
 		if (link->remaining && link->frame.pieces) {
-			part = soft_frame_rest(&link->frame);
+			part = soft_frame_body_size(&link->frame);
 			if (length < part || !soft_cma_desc_receive(link, data)) {
 				soft_link_finish(link, EPROTO);
 				return;
@@ -176,7 +176,7 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 		}
 		if (link->remaining) {
 			part = link->remaining < length ? link->remaining : length;
-			deliver(link, data, (uint32_t)part);
+			store_payload(link, data, (uint32_t)part);
 			data += part;
 			length -= part;
 			continue;
@@ -195,12 +195,13 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 		}
 		data += part;
 		length -= part;
-		if (!begin(link, header)) {
+		if (!begin_frame(link, header)) {
 			SOFT_TRACE_DROPPED(.reason = "PACKET",
 					   .qp_num = link->qp ? link->qp->ibv.qp_num : 0,
 					   .has_psn = link->qp && soft_is_request(&link->frame),
 					   .psn = link->frame.psn,
-					   .expected_psn = link->qp ? link->qp->responder.psn : 0);
+					   .expected_psn =
+						   link->qp ? link->qp->responder.expected_psn : 0);
 			/* Any host can send a datagram, so an invalid one does not end a RoCE
 			 * link. */
 			if (!link->chan.path || !link->chan.path->calls->is_lossy)

@@ -17,7 +17,7 @@
 #include "link.h"
 
 enum {
-	SOFT_LISTENING_MOST = 32, /* maximum number of addresses */
+	SOFT_MAX_LISTENING = 32, /* maximum number of addresses */
 };
 
 struct soft_link {
@@ -33,7 +33,7 @@ struct soft_link {
 	bool drop_traced; /* see soft_handshake_trace_drop */
 	bool psn_refused; /* whether the link is closed because the first PSNs do not match */
 	/* earliest request that the peer's process left unread when it ended */
-	bool unread;
+	bool has_unread_request;
 	uint32_t unread_psn;
 	struct soft_path *request_path; /* path on which the peer requested a pending link */
 	uint32_t request_chan; /* number of the requested channel */
@@ -56,12 +56,12 @@ struct soft_link {
 	uint32_t remaining; /* payload bytes missing */
 	uint32_t cma_bytes; /* payload described in the current record (cma_descriptor.c) */
 	enum soft_sink sink;
-	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
+	uint8_t small_payload[SOFT_ATOMIC_ARGUMENTS];
 
 	/* delayed acknowledgements (acks.c) */
 	struct soft_node delayed;
 	uint64_t delayed_since;
-	int replies;
+	int reply_score;
 	bool reply_expected;
 	uint32_t unacknowledged; /* unacknowledged messages that completed a receive */
 };
@@ -94,7 +94,7 @@ struct soft_links_state {
 	struct soft_listening {
 		struct soft_acceptor acceptor;
 		union ibv_gid gid;
-	} listening[SOFT_LISTENING_MOST];
+	} listening[SOFT_MAX_LISTENING];
 	int listening_count;
 
 	/* delay_queue.c */

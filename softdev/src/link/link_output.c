@@ -19,11 +19,11 @@ struct batch {
 	struct soft_tx_cursor cursor;
 	int frame_count;
 	int iov_count;
-	size_t used; /* bytes of scratch memory in use */
+	size_t scratch_used; /* bytes of scratch memory in use */
 	size_t bytes; /* total length of the batch */
 	size_t room; /* bytes that the path accepts */
 	size_t cma_bytes; /* bytes covered by descriptors, not included in `bytes` */
-	bool closed; /* set when a request cannot be sent; no later requests are added */
+	bool requests_stopped; /* set when a request cannot be sent; no later requests are added */
 	int record_count;
 	struct soft_record_end ends[SOFT_PATH_RECORDS];
 	struct soft_tx_packet frames[SOFT_PATH_FRAMES];
@@ -52,7 +52,7 @@ static bool has_room(const struct batch *batch)
 	       batch->cma_bytes < SOFT_CMA_FRAME_MAX && /* see soft_cma_desc_receive */
 	       batch->room - batch->bytes >= frame_room(batch->link) &&
 	       batch->iov_count + SOFT_MAX_SGE + 2 <= SOFT_PATH_IOVECS &&
-	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
+	       batch->scratch_used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
 }
 
 static struct soft_record_end last_end(const struct batch *batch)
@@ -74,7 +74,7 @@ static void end_record(struct batch *batch)
 /* Add bytes that are already in scratch memory. Contiguous bytes share an iovec. */
 static void add_scratch(struct batch *batch, size_t length)
 {
-	uint8_t *at = soft_scratch()->output + batch->used;
+	uint8_t *at = soft_scratch()->output + batch->scratch_used;
 	const struct soft_record_end end = last_end(batch);
 	struct iovec *last =
 		batch->iov_count > end.iovecs ? &batch->iov[batch->iov_count - 1] : NULL;
@@ -83,7 +83,7 @@ static void add_scratch(struct batch *batch, size_t length)
 		last->iov_len += length;
 	else
 		batch->iov[batch->iov_count++] = (struct iovec){.iov_base = at, .iov_len = length};
-	batch->used += length;
+	batch->scratch_used += length;
 	batch->bytes += length;
 }
 
@@ -91,7 +91,7 @@ static void add_scratch(struct batch *batch, size_t length)
  * cannot be described. */
 static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 {
-	uint8_t *at = soft_scratch()->output + batch->used;
+	uint8_t *at = soft_scratch()->output + batch->scratch_used;
 	struct iovec pieces[SOFT_CMA_PIECES];
 	int count = gather(batch->link->qp, out, pieces, SOFT_CMA_PIECES);
 
@@ -99,14 +99,14 @@ static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 	    !soft_cma_desc_send(batch->link, out, pieces, count, at + SOFT_FRAME_HEADER))
 		return false;
 	soft_frame_encode(at, &out->frame);
-	add_scratch(batch, SOFT_FRAME_HEADER + soft_frame_rest(&out->frame));
+	add_scratch(batch, SOFT_FRAME_HEADER + soft_frame_body_size(&out->frame));
 	batch->cma_bytes += out->frame.length;
 	batch->frames[batch->frame_count++] = *out;
 	return true;
 }
 
 /* Add a frame that carries its payload. Returns false if the memory is not readable. */
-static bool add(struct batch *batch, const struct soft_tx_packet *out)
+static bool add_payload_frame(struct batch *batch, const struct soft_tx_packet *out)
 {
 	struct iovec payload[SOFT_MAX_SGE];
 	int count = gather(batch->link->qp, out, payload, SOFT_MAX_SGE);
@@ -114,11 +114,11 @@ static bool add(struct batch *batch, const struct soft_tx_packet *out)
 
 	if (count < 0)
 		return false;
-	soft_frame_encode(soft_scratch()->output + batch->used, &out->frame);
+	soft_frame_encode(soft_scratch()->output + batch->scratch_used, &out->frame);
 	if (out->frame.length <= COPY_MAX) {
 		for (int i = 0; i < count; i++) {
-			memcpy(soft_scratch()->output + batch->used + copied, payload[i].iov_base,
-			       payload[i].iov_len);
+			memcpy(soft_scratch()->output + batch->scratch_used + copied,
+			       payload[i].iov_base, payload[i].iov_len);
 			copied += payload[i].iov_len;
 		}
 		count = 0;
@@ -134,17 +134,17 @@ static bool add(struct batch *batch, const struct soft_tx_packet *out)
 
 /* Add a frame with any acknowledgement that is due, in a new record if necessary. Returns false if
  * adding the payload or its descriptor fails. */
-static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t done,
-		      uint32_t acked)
+static bool add_with_ack(struct batch *batch, struct soft_tx_packet *out, uint32_t ack_psn,
+			 uint32_t acked)
 {
-	if (done != acked) {
+	if (ack_psn != acked) {
 		out->frame.flags |= SOFT_FRAME_ACK;
-		out->frame.ack = done;
+		out->frame.ack = ack_psn;
 	}
 	if (batch->bytes - last_end(batch).bytes + frame_room(batch->link) >
 	    batch->link->chan.path->calls->max_record)
 		end_record(batch);
-	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out);
+	return out->by_cma ? add_cma_desc(batch, out) : add_payload_frame(batch, out);
 }
 
 /* Add the next request or response, with any acknowledgement that is due. If possible, the frame
@@ -158,7 +158,7 @@ static bool add_next(struct batch *batch,
 {
 	struct soft_qp *qp = batch->link->qp;
 	const struct soft_tx_cursor before = batch->cursor;
-	uint32_t done = soft_responder_ack_psn(qp, &before);
+	uint32_t ack_psn = soft_responder_ack_psn(qp, &before);
 
 	for (int with_cma = 1; with_cma >= 0; with_cma--) {
 		batch->cursor = before;
@@ -167,9 +167,9 @@ static bool add_next(struct batch *batch,
 		*has_frame = next(qp, &batch->cursor, out);
 		if (!*has_frame)
 			return false;
-		if (add_whole(batch, out, done, before.acked)) {
+		if (add_with_ack(batch, out, ack_psn, before.acked_psn)) {
 			if (!out->is_response)
-				batch->cursor.acked = done;
+				batch->cursor.acked_psn = ack_psn;
 			return true;
 		}
 		if (!out->by_cma)
@@ -202,13 +202,13 @@ static bool add_request(struct batch *batch)
 	struct soft_tx_packet out;
 	bool has_frame;
 
-	if (batch->closed)
+	if (batch->requests_stopped)
 		return false;
 	if (add_next(batch, soft_requester_next, &out, &has_frame))
 		return true;
 	if (has_frame) {
 		soft_send_at(batch->link->qp, out.index)->status = IBV_WC_LOC_PROT_ERR;
-		batch->closed = true;
+		batch->requests_stopped = true;
 	}
 	return false;
 }
@@ -219,7 +219,7 @@ static void add_loses(struct batch *batch)
 	const struct soft_tx_packet out = {.frame.opcode = SOFT_LOSES};
 
 	if (batch->link->base.loses_pending && has_room(batch))
-		add(batch, &out);
+		add_payload_frame(batch, &out);
 }
 
 /* Add a NAK or an acknowledgement. A NAK is sent only after the responses to all earlier
@@ -228,10 +228,10 @@ static void add_control(struct batch *batch)
 {
 	struct soft_link *link = batch->link;
 	struct soft_qp *qp = link->qp;
-	uint32_t done = soft_responder_ack_psn(qp, &batch->cursor);
+	uint32_t ack_psn = soft_responder_ack_psn(qp, &batch->cursor);
 	bool nak = link->base.nak_opcode && batch->cursor.response == qp->responder.response_tail;
 
-	if ((!nak && done == batch->cursor.acked) || !has_room(batch))
+	if ((!nak && ack_psn == batch->cursor.acked_psn) || !has_room(batch))
 		return;
 	struct soft_tx_packet out = {.frame.msn = soft_responder_msn(qp, &batch->cursor)};
 
@@ -239,42 +239,42 @@ static void add_control(struct batch *batch)
 		out.frame.opcode = link->base.nak_opcode;
 		out.frame.syndrome = link->base.nak_syndrome;
 		out.frame.psn = link->base.nak_psn;
-		add_whole(batch, &out, done, batch->cursor.acked);
+		add_with_ack(batch, &out, ack_psn, batch->cursor.acked_psn);
 	} else {
 		out.frame.opcode = SOFT_ACK;
-		out.frame.psn = done;
-		add_whole(batch, &out, done, done);
+		out.frame.psn = ack_psn;
+		add_with_ack(batch, &out, ack_psn, ack_psn);
 	}
 }
 
 /* ---- one batch ----------------------------------------------------------------------------- */
 
 /* Build a batch of at most `room` bytes. */
-static void build(struct batch *batch, struct soft_link *link, size_t room)
+static void build_batch(struct batch *batch, struct soft_link *link, size_t room)
 {
 	struct soft_qp *qp = link->qp;
-	bool answered, requested;
+	bool added_response, added_request;
 
 	batch->link = link;
 	batch->room = room;
 	batch->frame_count = batch->iov_count = batch->record_count = 0;
-	batch->used = batch->bytes = batch->cma_bytes = 0;
-	batch->closed = false;
+	batch->scratch_used = batch->bytes = batch->cma_bytes = 0;
+	batch->requests_stopped = false;
 	batch->cursor = (struct soft_tx_cursor){
 		.next = qp->sq.next,
 		.next_psn = qp->sq.next_psn,
 		.reads = qp->sq.reads,
-		.acked = qp->responder.acked,
+		.acked_psn = qp->responder.acked_psn,
 		.max_payload = link->chan.path->calls->max_frame,
 	};
 	soft_responder_seek(qp, &batch->cursor, qp->responder.response_head);
 	add_loses(batch);
 	do {
-		answered = batch->cursor.response != qp->responder.response_tail &&
-			   has_room(batch) && add_response(batch);
-		requested =
+		added_response = batch->cursor.response != qp->responder.response_tail &&
+				 has_room(batch) && add_response(batch);
+		added_request =
 			batch->cursor.next != qp->sq.tail && has_room(batch) && add_request(batch);
-	} while (answered || requested);
+	} while (added_response || added_request);
 	add_control(batch);
 	end_record(batch);
 }
@@ -282,15 +282,15 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 /* Returns whether sending the NAK moves this side's queue pair to ERR. A sequence error does not,
  * because retransmission corrects it. Unreadable memory at the requester is not an error of this
  * side either. */
-static bool is_fatal(enum soft_nak syndrome)
+static bool is_fatal_nak(enum soft_nak syndrome)
 {
 	return syndrome != SOFT_NAK_SEQUENCE && syndrome != SOFT_NAK_REQUESTERS_MEMORY;
 }
 
 /* Record that all requests up to this PSN have been acknowledged. */
-static void acknowledged(struct soft_link *link, uint32_t psn)
+static void record_acknowledged(struct soft_link *link, uint32_t psn)
 {
-	link->qp->responder.acked = psn;
+	link->qp->responder.acked_psn = psn;
 	link->unacknowledged = 0;
 	if (!soft_list_empty(&link->delayed))
 		soft_ack_cancel(link);
@@ -302,9 +302,9 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 	struct soft_qp *qp = link->qp;
 
 	if (!soft_is_last(&out->frame))
-		soft_engine_count_part();
+		soft_engine_count_partial_frame();
 	if (out->frame.flags & SOFT_FRAME_ACK)
-		acknowledged(link, out->frame.ack);
+		record_acknowledged(link, out->frame.ack);
 	if (out->is_response) {
 		soft_responder_commit(qp, out);
 		return;
@@ -317,14 +317,14 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 		if (link->base.nak_opcode == out->frame.opcode &&
 		    link->base.nak_syndrome == out->frame.syndrome)
 			link->base.nak_opcode = 0;
-		if (out->frame.opcode == SOFT_NAK && is_fatal(out->frame.syndrome))
+		if (out->frame.opcode == SOFT_NAK && is_fatal_nak(out->frame.syndrome))
 			soft_qp_error(qp);
 		break;
 	case SOFT_LOSES:
 		link->base.loses_pending = false;
 		break;
 	case SOFT_ACK:
-		acknowledged(link, out->frame.psn);
+		record_acknowledged(link, out->frame.psn);
 		break;
 	default:
 		soft_requester_commit(qp, out);
@@ -336,13 +336,13 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 
 /* Stop writing until the path calls writable(), which it does when it has room and other links have
  * had their turn. */
-static void block(struct soft_link *link)
+static void stop_until_writable(struct soft_link *link)
 {
 	soft_chan_wait(&link->chan);
 	link->base.blocked = true;
 }
 
-static bool has_more(const struct soft_qp *qp)
+static bool has_pending_output(const struct soft_qp *qp)
 {
 	return qp->sq.next != qp->sq.tail ||
 	       qp->responder.response_head != qp->responder.response_tail;
@@ -367,7 +367,7 @@ void soft_link_write(struct soft_link *link)
 			link->base.blocked = true;
 			break;
 		}
-		build(&batch, link, room);
+		build_batch(&batch, link, room);
 		if (batch.bytes == 0)
 			break;
 		int written =
@@ -385,9 +385,9 @@ void soft_link_write(struct soft_link *link)
 		total += end.bytes;
 		if (link->base.state == SOFT_LINK_UP &&
 		    (written < batch.record_count ||
-		     (has_more(qp) &&
+		     (has_pending_output(qp) &&
 		      (total >= SOFT_STEP_BYTES || soft_path_has_waiting(link->chan.path))))) {
-			block(link);
+			stop_until_writable(link);
 			break;
 		}
 		if (has_room(&batch))
@@ -416,7 +416,7 @@ void soft_link_write_end(struct soft_link *link)
 			.syndrome = link->psn_refused ? SOFT_LEFT_PSN : 0,
 			.psn = link->psn_refused ? link->qp->attr.sq_psn : 0,
 		};
-		struct soft_tx_cursor cursor = {.acked = link->qp->responder.acked};
+		struct soft_tx_cursor cursor = {.acked_psn = link->qp->responder.acked_psn};
 
 		soft_responder_seek(link->qp, &cursor, link->qp->responder.response_head);
 		frame.ack = soft_responder_ack_psn(link->qp, &cursor);

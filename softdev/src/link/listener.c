@@ -63,10 +63,10 @@ static bool listen_at(const union ibv_gid *gid)
 	struct soft_listening *slot =
 		&soft_device.links->listening[soft_device.links->listening_count];
 	struct sockaddr_storage address;
-	socklen_t length = soft_gid_address(gid, gid, soft_device.links->port, &address);
+	socklen_t length = soft_gid_to_sockaddr(gid, gid, soft_device.links->port, &address);
 	int fd;
 
-	if (soft_device.links->listening_count == SOFT_LISTENING_MOST)
+	if (soft_device.links->listening_count == SOFT_MAX_LISTENING)
 		return false;
 	fd = bind_socket((struct sockaddr *)&address, length, true);
 	if (fd < 0)
@@ -76,7 +76,7 @@ static bool listen_at(const union ibv_gid *gid)
 		close(fd);
 		return false;
 	}
-	if (soft_accept_start(&slot->acceptor, fd, soft_gid_port(gid), accepted)) {
+	if (soft_accept_start(&slot->acceptor, fd, soft_gid_port_bit(gid), accepted)) {
 		soft_accept_stop(&slot->acceptor);
 		return false;
 	}

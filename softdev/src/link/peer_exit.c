@@ -25,16 +25,16 @@ static void complete_requests(struct soft_link *link, uint32_t psn)
 
 	for (uint32_t i = qp->sq.oldest; i != qp->sq.next; i++) {
 		if (soft_send_is_read(soft_send_at(qp, i))) {
-			uint32_t read = soft_send_psn(qp, i);
+			uint32_t read_psn = soft_send_psn(qp, i);
 
-			psn = soft_psn_before(read, psn) ? read : psn;
+			psn = soft_psn_before(read_psn, psn) ? read_psn : psn;
 			break;
 		}
 	}
-	(void)soft_complete_acknowledged(qp, soft_psn_add(psn, SOFT_PSN_MASK));
+	(void)soft_complete_acknowledged(qp, soft_psn_prev(psn));
 }
 
-static bool is_exact(const struct soft_link *link)
+static bool is_read_position_reliable(const struct soft_link *link)
 {
 	return link->base.state == SOFT_LINK_UP && !link->base.is_lossy && !link->delay_queue &&
 	       !soft_qp_is_uc(link->qp) && link->qp->sq.oldest != link->qp->sq.next;
@@ -45,14 +45,14 @@ void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t 
 	struct soft_frame frame;
 
 	while (length >= SOFT_FRAME_HEADER && soft_frame_decode(bytes, &frame)) {
-		size_t size = SOFT_FRAME_HEADER + soft_frame_rest(&frame);
+		size_t size = SOFT_FRAME_HEADER + soft_frame_body_size(&frame);
 
 		/* Find the unread request with the lowest PSN, which may not be the first in the
 		 * stream. After an RNR NAK, the refused request is retransmitted behind requests
 		 * that have higher PSNs. */
 		if (frame.opcode < SOFT_ACK &&
-		    (!link->unread || soft_psn_before(frame.psn, link->unread_psn))) {
-			link->unread = true;
+		    (!link->has_unread_request || soft_psn_before(frame.psn, link->unread_psn))) {
+			link->has_unread_request = true;
 			link->unread_psn = frame.psn;
 		}
 		if (size > length)
@@ -64,9 +64,10 @@ void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t 
 
 void soft_peer_exit_shm(struct soft_link *link)
 {
-	if (is_exact(link))
-		complete_requests(link, link->unread ? link->unread_psn
-						     : soft_send_psn(link->qp, link->qp->sq.next));
+	if (is_read_position_reliable(link))
+		complete_requests(link, link->has_unread_request
+						? link->unread_psn
+						: soft_send_psn(link->qp, link->qp->sq.next));
 }
 
 /* Complete all requests except the newest ones that together contain the last `missing` bytes of
@@ -78,17 +79,17 @@ void soft_peer_exit_shm(struct soft_link *link)
 void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing)
 {
 	const struct soft_qp *qp = link->qp;
-	uint64_t behind = 0;
+	uint64_t counted_bytes = 0;
 
-	if (!is_exact(link) || qp->rnr_refused)
+	if (!is_read_position_reliable(link) || qp->rnr_refused)
 		return;
 	uint32_t end = qp->sq.next;
 
-	for (; end != qp->sq.oldest && behind < missing; end--) {
+	for (; end != qp->sq.oldest && counted_bytes < missing; end--) {
 		const struct soft_send_wqe *send = soft_send_at(qp, end - 1);
 
 		if (!send->local)
-			behind +=
+			counted_bytes +=
 				SOFT_FRAME_HEADER + (soft_send_is_counted(send) ? 0 : send->length);
 	}
 	complete_requests(link, soft_send_psn(qp, end));

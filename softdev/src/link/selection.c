@@ -20,7 +20,7 @@ bool soft_selection_is_open(const struct soft_link *link)
 }
 
 /* Handle input on the stream. */
-static void received(struct soft_fd_watch *watch)
+static void handle_stream_input(struct soft_fd_watch *watch)
 {
 	struct soft_link *link = soft_container(watch, struct soft_link, watch);
 	uint8_t byte;
@@ -51,8 +51,8 @@ static struct soft_path *path_to(const struct soft_link *link, const struct soft
 
 int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uint16_t shm_port)
 {
-	link->watch =
-		(struct soft_fd_watch){.fd = fd, .ready = received, .ports = soft_qp_hca(qp)->port};
+	link->watch = (struct soft_fd_watch){
+		.fd = fd, .ready = handle_stream_input, .ports = soft_qp_hca(qp)->port_bit};
 	int rc = soft_watch(&link->watch, EPOLLIN);
 
 	if (rc)

@@ -79,7 +79,7 @@ struct soft_ah {
 
 /* Get the GID table entry that an address vector selects as its source. Returns 0, or an errno
  * value if the address vector is invalid or has no route. */
-int soft_ah_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct soft_gid *own);
+int soft_ah_get_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct soft_gid *own);
 
 /* Returns the ones' complement sum of the 16-bit words of an IPv4 header without options. The sum
  * is 0xffff if the checksum is correct. */

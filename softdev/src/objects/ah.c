@@ -8,7 +8,7 @@ enum { DEFAULT_HOP_LIMIT = 64 };
 
 /* Layout of a 40-byte GRH whose last 20 bytes are an IPv4 header. */
 enum {
-	IPV4 = 20,
+	IPV4_OFFSET = 20,
 	IPV4_HEADER = 20,
 	IPV4_TOS = 1,
 	IPV4_TTL = 8,
@@ -16,8 +16,8 @@ enum {
 	IPV4_DESTINATION = 16
 };
 
-static int global_source(const struct soft_hca *hca, const struct ibv_global_route *route,
-			 struct soft_gid *own)
+static int get_global_source(const struct soft_hca *hca, const struct ibv_global_route *route,
+			     struct soft_gid *own)
 {
 	if (soft_gid_at(hca, route->sgid_index, own))
 		return soft_refuse_value("SGID_INDEX", "sgid_index", route->sgid_index);
@@ -28,12 +28,12 @@ static int global_source(const struct soft_hca *hca, const struct ibv_global_rou
 	return rc;
 }
 
-int soft_ah_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct soft_gid *own)
+int soft_ah_get_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct soft_gid *own)
 {
 	if (attr->port_num != 1)
 		return soft_refuse_value("PORT", "port_num", attr->port_num);
 	if (attr->is_global)
-		return global_source(hca, &attr->grh, own);
+		return get_global_source(hca, &attr->grh, own);
 	/* RoCE packets always have a GRH (Annex A16), and the kernel rejects an address without one
 	 * (drivers/infiniband/core/verbs.c, rdma_check_ah_attr). As an exception, a device with a
 	 * LID accepts its own LID as a destination, so that software for InfiniBand works. */
@@ -42,14 +42,15 @@ int soft_ah_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct 
 		       : soft_refuse(EINVAL, "GRH");
 }
 
-static int resolve(struct soft_hca *hca, const struct ibv_ah_attr *attr,
-		   struct soft_ud_address *path)
+static int resolve_path(struct soft_hca *hca, const struct ibv_ah_attr *attr,
+			struct soft_ud_address *path)
 {
 	struct soft_gid own = {0};
-	int rc = soft_ah_source(hca, attr, &own);
+	int rc = soft_ah_get_source(hca, attr, &own);
 
 	if (rc)
 		return rc;
+	/* Without a GRH, the destination is this device itself (soft_ah_get_source). */
 	*path = (struct soft_ud_address){
 		.destination = own.gid,
 		.hop_limit = DEFAULT_HOP_LIMIT,
@@ -75,7 +76,7 @@ struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 	soft_lock();
 	if (!rc)
 		rc = objects->ah_count < SOFT_MAX_AH
-			     ? resolve(soft_hca_of(pd->context), attr, &ah->path)
+			     ? resolve_path(soft_hca_of(pd->context), attr, &ah->path)
 			     : ENOMEM;
 	if (!rc) {
 		ah->ibv = (struct ibv_ah){
@@ -117,7 +118,7 @@ uint16_t soft_ipv4_sum(const uint8_t *header)
  * (IBTA annex A17.4.5). */
 static bool is_ipv4(const uint8_t *grh)
 {
-	return grh[IPV4] == 0x45 && soft_ipv4_sum(grh + IPV4) == 0xffff;
+	return grh[IPV4_OFFSET] == 0x45 && soft_ipv4_sum(grh + IPV4_OFFSET) == 0xffff;
 }
 
 static int read_grh(const struct soft_hca *hca, const struct ibv_grh *grh,
@@ -127,10 +128,10 @@ static int read_grh(const struct soft_hca *hca, const struct ibv_grh *grh,
 	union ibv_gid own;
 
 	if (is_ipv4(bytes)) {
-		own = soft_gid_of_ipv4(bytes + IPV4 + IPV4_DESTINATION);
-		route->dgid = soft_gid_of_ipv4(bytes + IPV4 + IPV4_SOURCE);
-		route->traffic_class = bytes[IPV4 + IPV4_TOS];
-		route->hop_limit = bytes[IPV4 + IPV4_TTL];
+		own = soft_gid_of_ipv4(bytes + IPV4_OFFSET + IPV4_DESTINATION);
+		route->dgid = soft_gid_of_ipv4(bytes + IPV4_OFFSET + IPV4_SOURCE);
+		route->traffic_class = bytes[IPV4_OFFSET + IPV4_TOS];
+		route->hop_limit = bytes[IPV4_OFFSET + IPV4_TTL];
 	} else if (bytes[0] >> 4 == 6) {
 		uint32_t word = (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 |
 				(uint32_t)bytes[2] << 8 | bytes[3];

@@ -13,11 +13,11 @@ struct entry {
 	struct ibv_async_event event;
 };
 
-void soft_async_event(struct soft_context *context, const struct ibv_async_event *event)
+void soft_async_queue_event(struct soft_context *context, const struct ibv_async_event *event)
 {
 	soft_assert_locked();
-	/* An event is dropped if it cannot be allocated. The completions of the failed requests
-	 * still report an error. */
+	/* An event is dropped if the context is closed or the event cannot be allocated. The
+	 * completions of the failed requests still report an error. */
 	struct entry *entry = context->closed ? NULL : malloc(sizeof(*entry));
 
 	if (!entry)
@@ -28,7 +28,7 @@ void soft_async_event(struct soft_context *context, const struct ibv_async_event
 	soft_channel_signal(&context->async);
 }
 
-void soft_async_forget(struct soft_context *context, const void *element)
+void soft_async_drop_events(struct soft_context *context, const void *element)
 {
 	soft_list_each_safe (struct entry, entry, &context->async_events, node) {
 		if (element && entry->event.element.qp != element)
@@ -37,7 +37,7 @@ void soft_async_forget(struct soft_context *context, const void *element)
 		free(entry);
 	}
 	if (soft_list_empty(&context->async_events))
-		soft_channel_consume(&context->async);
+		soft_channel_clear_signal(&context->async);
 }
 
 /* Counters of an object's retrieved and acknowledged events, the mutex that protects the counters,
@@ -90,13 +90,14 @@ static void count_retrieved(const struct ibv_async_event *event)
 	pthread_mutex_unlock(counted.mutex);
 }
 
-void soft_async_wait(const struct soft_context *context, pthread_mutex_t *mutex,
-		     pthread_cond_t *cond, const uint32_t *acknowledged, const uint32_t *taken)
+void soft_async_await_acks(const struct soft_context *context, pthread_mutex_t *mutex,
+			   pthread_cond_t *cond, const uint32_t *acknowledged,
+			   const uint32_t *retrieved)
 {
 	if (soft_context_inherited(context))
-		return;
+		return; /* the thread that acknowledges may exist only in the parent */
 	pthread_mutex_lock(mutex);
-	while (*acknowledged != *taken)
+	while (*acknowledged != *retrieved)
 		pthread_cond_wait(cond, mutex);
 	pthread_mutex_unlock(mutex);
 }
@@ -116,7 +117,7 @@ int soft_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *ev
 			count_retrieved(&entry->event);
 		}
 		if (soft_list_empty(&context->async_events))
-			soft_channel_consume(&context->async);
+			soft_channel_clear_signal(&context->async);
 		soft_unlock();
 		if (entry) {
 			*event = entry->event;

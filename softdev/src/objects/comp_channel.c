@@ -46,10 +46,10 @@ int soft_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 	return 0;
 }
 
-void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *cq)
+void soft_comp_channel_queue_event(struct soft_comp_channel *channel, struct soft_cq *cq)
 {
 	pthread_mutex_lock(&channel->mutex);
-	if (cq->events_waiting++ == 0)
+	if (cq->events_pending++ == 0)
 		soft_list_append(&channel->ready, &cq->ready_node);
 	soft_hint_set(&channel->has_ready, true);
 	soft_channel_signal(&channel->channel);
@@ -60,13 +60,13 @@ void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *
 static void clear_ready(struct soft_comp_channel *channel)
 {
 	soft_hint_set(&channel->has_ready, false);
-	soft_channel_consume(&channel->channel);
+	soft_channel_clear_signal(&channel->channel);
 }
 
-void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq *cq)
+void soft_comp_channel_remove_cq(struct soft_comp_channel *channel, struct soft_cq *cq)
 {
 	pthread_mutex_lock(&channel->mutex);
-	cq->events_waiting = 0;
+	cq->events_pending = 0;
 	soft_list_remove(&cq->ready_node);
 	if (soft_list_empty(&channel->ready))
 		clear_ready(channel);
@@ -85,14 +85,14 @@ static struct soft_cq *pop_ready(struct soft_comp_channel *channel)
 	if (!soft_list_empty(&channel->ready)) {
 		cq = soft_list_first(&channel->ready, struct soft_cq, ready_node);
 		soft_list_remove(&cq->ready_node);
-		if (--cq->events_waiting)
+		if (--cq->events_pending)
 			soft_list_append(&channel->ready, &cq->ready_node);
 		cq->events_retrieved++;
 	}
 	if (soft_list_empty(&channel->ready))
 		clear_ready(channel);
 	else
-		soft_channel_announce(&channel->channel);
+		soft_channel_flush_signal(&channel->channel);
 	pthread_mutex_unlock(&channel->mutex);
 	return cq;
 }
@@ -101,7 +101,7 @@ static struct soft_cq *pop_ready(struct soft_comp_channel *channel)
  * value. */
 static int sleep_until_work(struct soft_comp_channel *channel)
 {
-	soft_engine_send_delayed();
+	soft_engine_send_delayed_output();
 	return soft_channel_wait(&channel->channel);
 }
 

@@ -46,7 +46,7 @@ struct soft_cq {
 	struct ibv_pd *parent_domain; /* or NULL */
 	/* members protected by the completion channel's mutex */
 	struct soft_node ready_node;
-	uint32_t events_waiting;
+	uint32_t events_pending;
 	uint32_t events_retrieved;
 	/* member protected by ibv.mutex */
 	uint32_t async_events_retrieved;
@@ -58,10 +58,10 @@ static inline struct soft_cq *soft_cq_of(struct ibv_cq *cq)
 }
 
 /* Create a completion queue, which stays hidden from the application until soft_cq_publish().
- * `stamped` adds timestamps, and `pd` is a parent domain or NULL. Returns NULL and sets errno on
- * failure. */
+ * `with_timestamps` adds timestamps, and `pd` is a parent domain or NULL. Returns NULL and sets errno
+ * on failure. */
 struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
-			     int comp_vector, bool stamped, struct ibv_pd *pd);
+			     int comp_vector, bool with_timestamps, struct ibv_pd *pd);
 void soft_cq_publish(struct soft_cq *cq, void *cq_context);
 /* Take up to `room` completions, with their timestamps unless `stamps` is NULL. Runs a step if the
  * CQ is empty. Returns the number of completions, or -1 if there are none because the CQ has
@@ -72,9 +72,9 @@ int soft_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
  * `solicited`, see ibv_req_notify_cq(3). */
 bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited);
 /* Discard a queue pair's completions that the application has not polled yet. */
-void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num);
+void soft_cq_discard(struct soft_cq *cq, uint32_t qp_num);
 int soft_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 
-void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *cq);
-void soft_comp_channel_forget(struct soft_comp_channel *channel, struct soft_cq *cq);
+void soft_comp_channel_queue_event(struct soft_comp_channel *channel, struct soft_cq *cq);
+void soft_comp_channel_remove_cq(struct soft_comp_channel *channel, struct soft_cq *cq);

@@ -19,11 +19,11 @@ static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
 /* Fail the queue pairs that use an overflowed CQ, because their completions have been lost (IBTA
  * 11.6.3.2, ibv_poll_cq(3)). The call is deferred to the end of the step, because adding a
  * completion must not change queue pairs that are being processed. */
-static void fail_users(struct soft_deferred *deferred)
+static void fail_queue_pairs(struct soft_deferred *deferred)
 {
 	struct soft_cq *cq = soft_container(deferred, struct soft_cq, overrun_work);
 
-	soft_list_each (struct soft_qp, qp, &soft_context_of(cq->ibv.context)->qps, of_context) {
+	soft_list_each (struct soft_qp, qp, &soft_context_of(cq->ibv.context)->qps, context_node) {
 		if ((qp->ibv.send_cq != &cq->ibv && qp->ibv.recv_cq != &cq->ibv) ||
 		    qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_ERR)
 			continue;
@@ -41,7 +41,7 @@ static void set_armed(struct soft_cq *cq, enum soft_armed armed)
 
 	if (channel && !cq->armed != !armed &&
 	    !soft_context_inherited(soft_context_of(cq->ibv.context))) {
-		soft_counter_add(&channel->channel.wanted, armed ? 1u : -1u);
+		soft_counter_add(&channel->channel.armed_sources, armed ? 1u : -1u);
 		soft_engine_count_armed(armed ? 1 : -1);
 	}
 	cq->armed = armed;
@@ -86,7 +86,7 @@ static void raise_event(struct soft_cq *cq)
 	soft_timer_stop(&cq->moderation_timer);
 	set_armed(cq, SOFT_UNARMED);
 	if (channel)
-		soft_comp_channel_event(channel, cq);
+		soft_comp_channel_queue_event(channel, cq);
 }
 
 /* Returns whether the CQ moderates its events. Moderation requires both a count and a period,
@@ -153,8 +153,8 @@ static uint64_t wallclock(void)
 static bool inject_overrun(const struct soft_cq *cq)
 {
 	return soft_faults_set &&
-	       soft_fault_next(SOFT_FAULT_OVERRUN, soft_hca_of(cq->ibv.context)->port,
-			       cq->ibv.handle);
+	       soft_fault_should_inject(SOFT_FAULT_OVERRUN, soft_hca_of(cq->ibv.context)->port_bit,
+					cq->ibv.handle);
 }
 
 bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
@@ -168,9 +168,9 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 	if ((cq->count == cq->capacity || inject_overrun(cq)) && !cq->ignore_overrun) {
 		cq->overrun = true;
 		pthread_mutex_unlock(&cq->lock);
-		soft_async_event(soft_context_of(cq->ibv.context),
-				 &(struct ibv_async_event){.element.cq = &cq->ibv,
-							   .event_type = IBV_EVENT_CQ_ERR});
+		soft_async_queue_event(soft_context_of(cq->ibv.context),
+				       &(struct ibv_async_event){.element.cq = &cq->ibv,
+								 .event_type = IBV_EVENT_CQ_ERR});
 		soft_defer(&cq->overrun_work);
 		return false;
 	}
@@ -195,12 +195,12 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 
 /* Remove a queue pair's completions but keep the CQ's events. Applications must expect events
  * without completions (ibv_get_cq_event(3)). */
-void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
+void soft_cq_discard(struct soft_cq *cq, uint32_t qp_num)
 {
 	uint32_t kept = 0;
 
 	if (soft_context_inherited(soft_context_of(cq->ibv.context)))
-		return;
+		return; /* a thread of the parent may have held the lock */
 	pthread_mutex_lock(&cq->lock);
 	for (uint32_t i = 0; i < cq->count; i++) {
 		uint32_t from = (cq->first + i) % cq->capacity,
@@ -219,28 +219,28 @@ void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
 
 static int pop(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)
 {
-	int taken = 0;
+	int popped = 0;
 
 	pthread_mutex_lock(&cq->lock);
-	while (taken < room && cq->count) {
+	while (popped < room && cq->count) {
 		uint32_t run = cq->capacity - cq->first; /* up to the ring's end */
 
 		if (run > cq->count)
 			run = cq->count;
-		if (run > (uint32_t)(room - taken))
-			run = (uint32_t)(room - taken);
-		memcpy(&wc[taken], &cq->ring[cq->first], run * sizeof(*wc));
+		if (run > (uint32_t)(room - popped))
+			run = (uint32_t)(room - popped);
+		memcpy(&wc[popped], &cq->ring[cq->first], run * sizeof(*wc));
 		if (stamps && cq->stamps)
-			memcpy(&stamps[taken], &cq->stamps[cq->first], run * sizeof(*stamps));
+			memcpy(&stamps[popped], &cq->stamps[cq->first], run * sizeof(*stamps));
 		remove_oldest(cq, run);
-		taken += (int)run;
+		popped += (int)run;
 	}
 	/* An overflowed CQ cannot be used (ibv_poll_cq(3)). Report the overflow only after all
 	 * completions have been returned. */
-	if (!taken && cq->overrun && room > 0)
-		taken = -1;
+	if (!popped && cq->overrun && room > 0)
+		popped = -1;
 	pthread_mutex_unlock(&cq->lock);
-	return taken;
+	return popped;
 }
 
 /* Perform a step of the device's work because a thread has polled an empty CQ. */
@@ -271,13 +271,14 @@ int soft_poll_cq(struct ibv_cq *ibv, int num_entries, struct ibv_wc *wc)
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-static int make_rings(struct ibv_pd *pd, uint32_t capacity, bool stamped, struct ibv_wc **ring,
-		      struct soft_stamp **stamps)
+static int make_rings(struct ibv_pd *pd, uint32_t capacity, bool with_timestamps,
+		      struct ibv_wc **ring, struct soft_stamp **stamps)
 {
 	*ring = soft_queue_alloc(pd, capacity, sizeof(**ring), SOFT_COMPLETION_QUEUE);
-	*stamps = stamped ? soft_queue_alloc(pd, capacity, sizeof(**stamps), SOFT_COMPLETION_QUEUE)
+	*stamps = with_timestamps
+			  ? soft_queue_alloc(pd, capacity, sizeof(**stamps), SOFT_COMPLETION_QUEUE)
 			  : NULL;
-	if (*ring && (*stamps || !stamped))
+	if (*ring && (*stamps || !with_timestamps))
 		return 0;
 	soft_queue_free(*ring);
 	soft_queue_free(*stamps);
@@ -285,7 +286,7 @@ static int make_rings(struct ibv_pd *pd, uint32_t capacity, bool stamped, struct
 }
 
 /* Check the requested number of entries. Returns 0 or EINVAL. */
-static int check_size(int cqe)
+static int check_entries(int cqe)
 {
 	const struct soft_limit limit = {"cqe", (uint64_t)cqe, SOFT_MAX_CQE};
 
@@ -293,12 +294,12 @@ static int check_size(int cqe)
 		       : soft_check_limits(&limit, 1);
 }
 
-static int check(const struct ibv_context *context, int cqe, const struct ibv_comp_channel *channel,
-		 int comp_vector)
+static int check_create(const struct ibv_context *context, int cqe,
+			const struct ibv_comp_channel *channel, int comp_vector)
 {
 	const struct soft_limit limit = {"comp_vector", (uint32_t)comp_vector,
 					 (uint32_t)context->num_comp_vectors - 1};
-	int rc = check_size(cqe);
+	int rc = check_entries(cqe);
 
 	if (!rc)
 		rc = soft_check_limits(&limit, 1);
@@ -308,13 +309,13 @@ static int check(const struct ibv_context *context, int cqe, const struct ibv_co
 }
 
 struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
-			     int comp_vector, bool stamped, struct ibv_pd *pd)
+			     int comp_vector, bool with_timestamps, struct ibv_pd *pd)
 {
-	int rc = check(context, cqe, channel, comp_vector);
+	int rc = check_create(context, cqe, channel, comp_vector);
 	struct soft_cq *cq = soft_alloc_object(context, sizeof(*cq), &rc);
 
 	if (!rc)
-		rc = make_rings(pd, (uint32_t)cqe, stamped, &cq->ring, &cq->stamps);
+		rc = make_rings(pd, (uint32_t)cqe, with_timestamps, &cq->ring, &cq->stamps);
 	if (rc)
 		return soft_finish_create(rc, cq);
 	cq->parent_domain = pd;
@@ -325,7 +326,7 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 	pthread_cond_init(&cq->ibv.cond, NULL);
 	soft_list_init(&cq->ready_node);
 	soft_list_init(&cq->overrun_work.node);
-	cq->overrun_work.run = fail_users;
+	cq->overrun_work.run = fail_queue_pairs;
 	cq->moderation_timer.expired = moderation_expired;
 	return cq;
 }
@@ -346,7 +347,9 @@ void soft_cq_publish(struct soft_cq *cq, void *cq_context)
 struct ibv_cq *soft_ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
 				  struct ibv_comp_channel *channel, int comp_vector)
 {
-	struct soft_cq *cq = soft_cq_make(context, cqe, channel, comp_vector, false, NULL);
+	const bool with_timestamps = false;
+	struct soft_cq *cq =
+		soft_cq_make(context, cqe, channel, comp_vector, with_timestamps, NULL);
 
 	if (!cq)
 		return soft_call_pointer_result("ibv_create_cq", NULL, 0, NULL);
@@ -359,7 +362,7 @@ static int resize(struct ibv_cq *ibv, int cqe)
 	struct soft_cq *cq = soft_cq_of(ibv);
 	struct soft_stamp *stamps;
 	struct ibv_wc *ring;
-	int rc = check_size(cqe);
+	int rc = check_entries(cqe);
 
 	if (rc)
 		return rc;
@@ -372,18 +375,19 @@ static int resize(struct ibv_cq *ibv, int cqe)
 		rc = soft_refuse_value("OUTSTANDING", "cqe", (unsigned)cqe);
 	} else {
 		struct soft_stamp *old_stamps = cq->stamps;
-		struct ibv_wc *old = cq->ring;
+		struct ibv_wc *old_ring = cq->ring;
 
 		for (uint32_t i = 0; i < cq->count; i++) {
 			uint32_t at = (cq->first + i) % cq->capacity;
 
-			ring[i] = old[at];
+			ring[i] = old_ring[at];
 			if (stamps)
 				stamps[i] = old_stamps[at];
 		}
 		cq->ring = ring;
 		cq->stamps = stamps;
-		ring = old;
+		/* The old arrays are freed below, without the lock. */
+		ring = old_ring;
 		stamps = old_stamps;
 		cq->first = 0;
 		cq->capacity = (uint32_t)cqe;
@@ -405,7 +409,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 	struct soft_cq *cq = soft_cq_of(ibv);
 	struct soft_context *context = soft_context_of(ibv->context);
 	struct soft_comp_channel *channel = channel_of(cq);
-	uint32_t taken = 0;
+	uint32_t retrieved = 0;
 
 	soft_lock();
 	if (cq->users) {
@@ -421,16 +425,17 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 		set_armed(cq, SOFT_UNARMED);
 		pthread_mutex_unlock(&cq->lock);
 		if (channel) {
-			soft_comp_channel_forget(channel, cq);
-			taken = cq->events_retrieved;
+			soft_comp_channel_remove_cq(channel, cq);
+			retrieved = cq->events_retrieved;
 		}
 	}
-	soft_async_forget(context, ibv);
+	soft_async_drop_events(context, ibv);
 	soft_unlock();
 
-	soft_async_wait(context, &ibv->mutex, &ibv->cond, &ibv->comp_events_completed, &taken);
-	soft_async_wait(context, &ibv->mutex, &ibv->cond, &ibv->async_events_completed,
-			&cq->async_events_retrieved);
+	soft_async_await_acks(context, &ibv->mutex, &ibv->cond, &ibv->comp_events_completed,
+			      &retrieved);
+	soft_async_await_acks(context, &ibv->mutex, &ibv->cond, &ibv->async_events_completed,
+			      &cq->async_events_retrieved);
 	soft_lock();
 	if (channel)
 		channel->ibv.refcnt--;

@@ -11,9 +11,10 @@
 #include "trace/trace.h"
 
 enum {
-	TIMES = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
+	TIMESTAMPS = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
+		IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
 	/* VLANs, flow steering and tag matching are not supported. */
-	SUPPORTED = IBV_WC_STANDARD_FLAGS | TIMES,
+	SUPPORTED = IBV_WC_STANDARD_FLAGS | TIMESTAMPS,
 	SUPPORTED_FLAGS = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
 };
 
@@ -98,7 +99,7 @@ READ(uint64_t, completion_ts, stamp.clock_ns)
 READ(uint64_t, completion_wallclock_ns, stamp.wallclock_ns)
 #undef READ
 
-#define OFFER(field, name)                                                                         \
+#define SET_READ_CALL(field, name)                                                                 \
 	do {                                                                                       \
 		if (wanted & IBV_WC_EX_WITH_##field)                                               \
 			cq->read_##name = read_##name;                                             \
@@ -114,20 +115,20 @@ static void set_calls(struct ibv_cq_ex *cq, uint64_t wanted)
 	cq->read_opcode = read_opcode;
 	cq->read_vendor_err = read_vendor_err;
 	cq->read_wc_flags = read_wc_flags;
-	OFFER(BYTE_LEN, byte_len);
-	OFFER(IMM, imm_data);
-	OFFER(QP_NUM, qp_num);
-	OFFER(SRC_QP, src_qp);
-	OFFER(SLID, slid);
-	OFFER(SL, sl);
-	OFFER(DLID_PATH_BITS, dlid_path_bits);
-	OFFER(COMPLETION_TIMESTAMP, completion_ts);
-	OFFER(COMPLETION_TIMESTAMP_WALLCLOCK, completion_wallclock_ns);
+	SET_READ_CALL(BYTE_LEN, byte_len);
+	SET_READ_CALL(IMM, imm_data);
+	SET_READ_CALL(QP_NUM, qp_num);
+	SET_READ_CALL(SRC_QP, src_qp);
+	SET_READ_CALL(SLID, slid);
+	SET_READ_CALL(SL, sl);
+	SET_READ_CALL(DLID_PATH_BITS, dlid_path_bits);
+	SET_READ_CALL(COMPLETION_TIMESTAMP, completion_ts);
+	SET_READ_CALL(COMPLETION_TIMESTAMP_WALLCLOCK, completion_wallclock_ns);
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-static int check(const struct ibv_cq_init_attr_ex *attr)
+static int check_attr(const struct ibv_cq_init_attr_ex *attr)
 {
 	if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD))
 		return soft_refuse_value("FLAGS", "comp_mask", attr->comp_mask);
@@ -172,7 +173,7 @@ struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_i
 	struct ibv_pd *pd = attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD ? attr->parent_domain : NULL;
 	struct soft_cq_reader *reader = NULL;
 	struct soft_cq *cq = NULL;
-	int rc = check(attr);
+	int rc = check_attr(attr);
 
 	if (!rc) {
 		reader = make_reader(flags);
@@ -180,7 +181,7 @@ struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_i
 	}
 	if (!rc) {
 		cq = soft_cq_make(context, (int)attr->cqe, attr->channel, (int)attr->comp_vector,
-				  attr->wc_flags & TIMES, pd);
+				  attr->wc_flags & TIMESTAMPS, pd);
 		rc = cq ? 0 : errno;
 	}
 	if (rc) {

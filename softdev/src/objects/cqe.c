@@ -17,12 +17,13 @@ static const enum ibv_wc_opcode completed_opcodes[] = {
 	[IBV_WR_ATOMIC_WRITE] = IBV_WC_ATOMIC_WRITE,
 };
 
-static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc, uint32_t request, bool solicited)
+static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc, uint32_t trace_request,
+		     bool solicited)
 {
 	struct soft_cq *cq = soft_cq_of(ibv);
-	bool told = soft_cq_push(cq, wc, solicited);
+	bool reported = soft_cq_push(cq, wc, solicited);
 
-	SOFT_TRACE(completion, cq, wc, request, !told);
+	SOFT_TRACE(completion, cq, wc, trace_request, !reported);
 }
 
 void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
@@ -38,17 +39,19 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 		.src_qp = qp->attr.dest_qp_num,
 	};
 
+	const bool solicited = false; /* only messages from the peer can be */
+
 	qp->sq.oldest++;
 	/* An error always generates a completion, even if the request is not signaled (IBTA
 	 * 10.7.3.1). */
 	if (status != IBV_WC_SUCCESS || qp->sq_sig_all || send->flags & IBV_SEND_SIGNALED)
-		complete(qp->ibv.send_cq, &wc, send->request, false);
+		complete(qp->ibv.send_cq, &wc, send->trace_request, solicited);
 }
 
 /* Record why a request with these SGEs fails. The next completion in the trace includes the
  * reason. */
-static void explain(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
-		    unsigned rights)
+static void trace_denial_reason(const struct ibv_pd *pd, const struct ibv_sge *sges,
+				uint32_t num_sge, unsigned rights)
 {
 	uint32_t lkey;
 	const char *reason = soft_local_denial_reason(pd, sges, num_sge, rights, &lkey);
@@ -61,17 +64,18 @@ void soft_fail_send(struct soft_qp *qp, enum ibv_wc_status status)
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
 	if (soft_trace_on && status == IBV_WC_LOC_PROT_ERR)
-		explain(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest),
-			send->flags & IBV_SEND_INLINE ? 0 : send->num_sge,
-			soft_send_is_read(send) ? IBV_ACCESS_LOCAL_WRITE : 0);
+		trace_denial_reason(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest),
+				    send->flags & IBV_SEND_INLINE ? 0 : send->num_sge,
+				    soft_send_is_read(send) ? IBV_ACCESS_LOCAL_WRITE : 0);
 	soft_complete_send(qp, status);
 }
 
 void soft_fail_receive(struct soft_qp *qp, enum ibv_wc_status status)
 {
 	if (soft_trace_on && status == IBV_WC_LOC_PROT_ERR)
-		explain(soft_receive_pd(qp), soft_receive_sges(&qp->rq, qp->rq.head),
-			soft_receive_at(&qp->rq, qp->rq.head)->num_sge, IBV_ACCESS_LOCAL_WRITE);
+		trace_denial_reason(soft_receive_pd(qp), soft_receive_sges(&qp->rq, qp->rq.head),
+				    soft_receive_at(&qp->rq, qp->rq.head)->num_sge,
+				    IBV_ACCESS_LOCAL_WRITE);
 	soft_complete_receive(qp, status, 0);
 }
 
@@ -97,7 +101,7 @@ static void push_receive(struct soft_qp *qp, struct ibv_wc *wc, bool solicited)
 	wc->qp_num = qp->ibv.qp_num;
 	qp->rq.head++;
 	if (cq)
-		complete(cq, wc, receive->request, solicited);
+		complete(cq, wc, receive->trace_request, solicited);
 }
 
 void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len)
@@ -167,6 +171,8 @@ void soft_flush(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	soft_flush_sends(qp);
+	/* The flushed receives must not report the opcode or the immediate data of a message that
+	 * has not arrived completely. */
 	qp->responder.flags = 0;
 	qp->responder.opcode = 0;
 	while (qp->rq.head != qp->rq.tail)

@@ -25,9 +25,9 @@ void soft_ibv_free_device_list(struct ibv_device **list)
 	free(list);
 }
 
-const char *soft_ibv_get_device_name(struct ibv_device *of)
+const char *soft_ibv_get_device_name(struct ibv_device *device)
 {
-	return of->name;
+	return device->name;
 }
 
 static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t length)
@@ -41,15 +41,15 @@ static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t length)
  * namespace. All processes in a namespace get the same GUID. Other hosts, and other containers with
  * the same host name, get different ones. GUIDs must differ because the kernel's connection manager
  * treats queue pairs with the same GUID and number as identical. */
-uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
+uint64_t soft_ibv_get_device_guid(struct ibv_device *device)
 {
 	char name[256] = "";
 	uint64_t hash = 14695981039346656037u;
 	uint8_t guid[8] = {0x02, 0, 0, 0xff, 0xfe};
 	struct stat network = {0};
 
-	guid[1] =
-		(uint8_t)(soft_container(of, struct soft_hca, device) - soft_device.objects->hcas);
+	guid[1] = (uint8_t)(soft_container(device, struct soft_hca, device) -
+			    soft_device.objects->hcas);
 	gethostname(name, sizeof(name) - 1);
 	(void)stat("/proc/self/ns/net", &network);
 	hash = hash_bytes(hash, name, strlen(name));
@@ -71,7 +71,7 @@ static int comp_vectors(void)
 	return processors > 2 ? (int)processors : 2;
 }
 
-int soft_context_start(struct soft_context *context, struct ibv_device *of)
+int soft_context_start(struct soft_context *context, struct ibv_device *device)
 {
 	int rc = soft_engine_get();
 
@@ -90,7 +90,7 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 	context->extended.get_srq_num = soft_get_srq_num;
 	context->extended.context = (struct ibv_context){
 		.abi_compat = AIORDMA_ABI_EXTENDED,
-		.device = of,
+		.device = device,
 		.ops =
 			{
 				._compat_query_device = soft_ibv_query_device,
@@ -114,12 +114,12 @@ int soft_context_start(struct soft_context *context, struct ibv_device *of)
 	return 0;
 }
 
-struct ibv_context *soft_ibv_open_device(struct ibv_device *of)
+struct ibv_context *soft_ibv_open_device(struct ibv_device *device)
 {
 	struct soft_context *context = calloc(1, sizeof(*context));
 
 	soft_engine_check_descriptors();
-	int rc = context ? soft_context_start(context, of) : ENOMEM;
+	int rc = context ? soft_context_start(context, device) : ENOMEM;
 
 	if (!rc) {
 		rc = soft_context_open_command_file(context);
@@ -139,7 +139,8 @@ void soft_context_stop(struct soft_context *context)
 {
 	soft_port_detach(context);
 	soft_channel_destroy(&context->async);
-	if (!soft_channel_lost(&context->async))
+	/* If the application has closed the descriptors, cmd_fd may belong to another file. */
+	if (!soft_channel_has_lost_descriptors(&context->async))
 		soft_close_fd(&context->extended.context.cmd_fd);
 	pthread_mutex_destroy(&context->extended.context.mutex);
 	if (!soft_context_inherited(context))
@@ -158,13 +159,13 @@ void soft_context_release(struct soft_context *context)
 	soft_lock();
 	context->children--;
 	bool last = context->children == 0 && context->closed;
-	bool only_pd = context->only_pd_left && context->children == 1;
+	bool only_pd = context->on_only_pd_left && context->children == 1;
 
 	soft_unlock();
 	if (last)
 		free_context(context);
 	else if (only_pd)
-		context->only_pd_left();
+		context->on_only_pd_left();
 }
 
 /* Close a context, but keep its objects until the application destroys them (ibv_close_device(3)).
@@ -174,14 +175,14 @@ int soft_ibv_close_device(struct ibv_context *ibv)
 {
 	struct soft_context *context = soft_context_of(ibv);
 
-	if (context->only_pd_left)
-		return EINVAL; /* not opened by the application */
+	if (context->on_only_pd_left)
+		return EINVAL; /* opened by the connection manager, not by the application */
 	soft_engine_check_descriptors();
 	soft_lock();
 	context->closed = true;
-	soft_list_each (struct soft_qp, qp, &context->qps, of_context)
+	soft_list_each (struct soft_qp, qp, &context->qps, context_node)
 		soft_qp_enter_reset(qp);
-	soft_async_forget(context, NULL);
+	soft_async_drop_events(context, NULL);
 	bool last = context->children == 0;
 
 	soft_unlock();
@@ -243,7 +244,7 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 		return soft_call_result("ibv_query_port", NULL, 0,
 					soft_refuse_value("PORT", "port_num", port_num));
 	soft_lock();
-	bool down = soft_ports_down & hca->port;
+	bool down = soft_ports_down & hca->port_bit;
 	struct ibv_port_attr attr = {
 		.state = down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 		.max_mtu = IBV_MTU_4096,

@@ -55,12 +55,12 @@ struct soft_context {
 	bool closed;
 	/* callback of the connection manager, or NULL; called without the lock when the connection
 	 * manager's PD is the only remaining object */
-	void (*only_pd_left)(void);
+	void (*on_only_pd_left)(void);
 	unsigned children; /* number of objects; destroying the last one frees a closed context */
 	struct soft_channel async;
 	struct soft_node async_events;
 	struct soft_node qps;
-	struct soft_node of_hca; /* in soft_hca.contexts (port.c) */
+	struct soft_node hca_node; /* in soft_hca.contexts (port.c) */
 	dev_t command_device; /* device number of the cmd_fd file (import.c) */
 	ino_t command_inode;
 	bool fatal; /* whether the device has failed permanently */
@@ -151,7 +151,7 @@ void soft_context_release(struct soft_context *context);
 
 /* Initialise a struct as an open context. The struct must be zeroed, or must have been passed to
  * soft_context_stop(). Called without the lock. Returns 0 or an errno value. */
-int soft_context_start(struct soft_context *context, struct ibv_device *of);
+int soft_context_start(struct soft_context *context, struct ibv_device *device);
 /* Close a context without freeing its struct. Called without the lock. */
 void soft_context_stop(struct soft_context *context);
 
@@ -188,7 +188,7 @@ struct soft_gid {
 int soft_gid_at(const struct soft_hca *hca, int index, struct soft_gid *gid);
 /* Update the GID table from the host's addresses. Returns whether the table has changed. */
 bool soft_gid_refresh(struct soft_hca *hca);
-void soft_gid_forget(struct soft_hca *hca);
+void soft_gid_clear(struct soft_hca *hca);
 int soft_gid_index(const struct soft_hca *hca,
 		   const union ibv_gid *gid); /* returns -1 if not in the table */
 /* Get the GID table entry at `index` and check whether it can be the source of packets to `to`.
@@ -201,7 +201,7 @@ int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *
  * even if this process has fewer devices. Any other address belongs to the first device whose table
  * contains it, or else to device 0. */
 int soft_gid_hca_number(const union ibv_gid *gid);
-uint32_t soft_gid_port(const union ibv_gid *gid); /* port of the local device that owns the GID */
+uint32_t soft_gid_port_bit(const union ibv_gid *gid); /* port bit of the GID's local device */
 /* Check whether a route exists from the local address `own` to `to`. Unless `to` is a multicast
  * address, both must belong to the same address family. Returns 0, or the error of the routing
  * table. If `own` is a loopback address and `to` is on another host, the error is ENETUNREACH. */
@@ -211,7 +211,7 @@ int soft_gid_bind(int fd, const union ibv_gid *own);
 bool soft_gid_is_local(const union ibv_gid *gid); /* whether a device of this process has the GID */
 /* Returns whether the address belongs to a device of this process or is in 127.0.0.0/8. The whole
  * block counts because Debian resolves its own host name to 127.0.1.1, which no interface has. */
-bool soft_gid_is_of_host(const union ibv_gid *gid);
+bool soft_gid_is_on_this_host(const union ibv_gid *gid);
 /* Returns whether the address is in 127.0.0.0/8 or ::1. */
 bool soft_gid_is_loopback(const union ibv_gid *gid);
 bool soft_gid_is_multicast(const union ibv_gid *gid);
@@ -220,13 +220,13 @@ bool soft_gid_is_ipv4(const union ibv_gid *gid);
 union ibv_gid soft_gid_of_ipv4(const void *address);
 /* Convert an IPv4 or IPv6 socket address to a GID. Returns false and clears `*gid` for any other
  * address family. */
-bool soft_gid_from(union ibv_gid *gid, const struct sockaddr *address);
+bool soft_gid_from_sockaddr(union ibv_gid *gid, const struct sockaddr *address);
 /* Returns the interface index of the local GID `own` if `gid` is link-local, or else 0. */
-uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own);
+uint32_t soft_gid_scope_id(const union ibv_gid *gid, const union ibv_gid *own);
 /* Convert a GID to a socket address. A link-local GID gets the interface of the local GID `own`.
  * `port` is in host byte order. Returns the length of the address. */
-socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
-			   struct sockaddr_storage *address);
+socklen_t soft_gid_to_sockaddr(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
+			       struct sockaddr_storage *address);
 extern const union ibv_gid soft_gid_loopback; /* device 0: 127.0.0.1 */
 /* Returns a device's loopback GID. Address vectors without a GID refer to it. */
 union ibv_gid soft_gid_loopback_of(const struct soft_hca *hca);
@@ -248,11 +248,12 @@ extern const struct soft_subsystem soft_port_subsystem;
 /* ---- async.c: asynchronous events of a context --------------------------------------------- */
 
 /* Queue an event for the application, unless the context is closed or no memory is available. */
-void soft_async_event(struct soft_context *context, const struct ibv_async_event *event);
+void soft_async_queue_event(struct soft_context *context, const struct ibv_async_event *event);
 /* Drop an object's pending events before it is destroyed, or all events if `element` is NULL. */
-void soft_async_forget(struct soft_context *context, const void *element);
+void soft_async_drop_events(struct soft_context *context, const void *element);
 /* Wait until the application has acknowledged all events of an object that it has read
  * (ibv_get_async_event(3), ibv_get_cq_event(3)). The last four arguments are members of the object.
  * Called without the lock. */
-void soft_async_wait(const struct soft_context *context, pthread_mutex_t *mutex,
-		     pthread_cond_t *cond, const uint32_t *acknowledged, const uint32_t *taken);
+void soft_async_await_acks(const struct soft_context *context, pthread_mutex_t *mutex,
+			   pthread_cond_t *cond, const uint32_t *acknowledged,
+			   const uint32_t *retrieved);

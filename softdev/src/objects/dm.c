@@ -20,7 +20,7 @@ static struct soft_dm *dm_of(struct ibv_dm *dm)
 	return soft_container(dm, struct soft_dm, ibv);
 }
 
-static bool holds(const struct soft_dm *dm, uint64_t offset, size_t length)
+static bool contains(const struct soft_dm *dm, uint64_t offset, size_t length)
 {
 	return offset <= dm->length && length <= dm->length - offset;
 }
@@ -33,7 +33,7 @@ static int copy(struct soft_dm *dm, uint64_t offset, size_t length, const void *
 {
 	if ((offset | length) % sizeof(uint32_t))
 		return EINVAL;
-	if (!holds(dm, offset, length) || (length && !from && !to))
+	if (!contains(dm, offset, length) || (length && !from && !to))
 		return EFAULT;
 	soft_lock();
 	memcpy(to ? to : dm->memory + offset, from ? from : dm->memory + offset, length);
@@ -190,7 +190,7 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 	/* Regions of device memory must be zero-based (ibv_alloc_dm(3)). */
 	if (!rc && !(access & IBV_ACCESS_ZERO_BASED))
 		rc = soft_refuse_value("ZERO_BASED", "access", access);
-	if (!rc && !holds(dm, dm_offset, length))
+	if (!rc && !contains(dm, dm_offset, length))
 		rc = soft_refuse_value("RANGE", "dm_offset", dm_offset);
 	if (!rc && pd->context != ibv->context)
 		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");

@@ -42,4 +42,4 @@ void soft_mutex_init_checked(pthread_mutex_t *mutex);
  * `operations` is a mask of enum ibv_qp_create_send_ops_flags. */
 struct soft_batch *soft_batch_create(uint64_t operations); /* returns NULL if there is no memory */
 void soft_batch_destroy(struct soft_batch *batch); /* may be NULL */
-void soft_batch_calls(struct ibv_qp_ex *qp);
+void soft_batch_set_calls(struct ibv_qp_ex *qp);

@@ -225,7 +225,7 @@ static inline void soft_put64(uint8_t *at, uint64_t value)
 	memcpy(at, &value, sizeof(value));
 }
 
-static inline uint32_t soft_take32(const uint8_t *at)
+static inline uint32_t soft_get32(const uint8_t *at)
 {
 	uint32_t value;
 
@@ -233,7 +233,7 @@ static inline uint32_t soft_take32(const uint8_t *at)
 	return le32toh(value);
 }
 
-static inline uint64_t soft_take64(const uint8_t *at)
+static inline uint64_t soft_get64(const uint8_t *at)
 {
 	uint64_t value;
 
@@ -264,14 +264,14 @@ static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame
 	frame->flags = at[1];
 	frame->syndrome = at[2];
 	frame->pieces = at[3];
-	frame->length = soft_take32(at + 4);
-	frame->psn = soft_take32(at + 8);
-	frame->ack = soft_take32(at + 12);
-	frame->address = soft_take64(at + 16);
-	frame->rkey = soft_take32(at + 24);
+	frame->length = soft_get32(at + 4);
+	frame->psn = soft_get32(at + 8);
+	frame->ack = soft_get32(at + 12);
+	frame->address = soft_get64(at + 16);
+	frame->rkey = soft_get32(at + 24);
 	memcpy(&frame->immediate, at + 28, sizeof(frame->immediate));
-	frame->dma_length = soft_take32(at + 32);
-	frame->msn = soft_take32(at + 36);
+	frame->dma_length = soft_get32(at + 32);
+	frame->msn = soft_get32(at + 36);
 	frame->skip = 0;
 	return frame->length <= (frame->pieces ? SOFT_CMA_FRAME_MAX : SOFT_FRAME_MAX) &&
 	       frame->pieces <= SOFT_CMA_PIECES && (!frame->pieces || frame->length) &&
@@ -280,7 +280,7 @@ static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame
 }
 
 /* Returns the number of bytes that follow the header. */
-static inline uint32_t soft_frame_rest(const struct soft_frame *frame)
+static inline uint32_t soft_frame_body_size(const struct soft_frame *frame)
 {
 	return frame->pieces ? SOFT_CMA_DESC_HEAD + frame->pieces * (uint32_t)SOFT_CMA_DESC_PIECE
 			     : frame->length;

@@ -54,7 +54,7 @@ union ibv_gid soft_gid_of_ipv4(const void *address)
 	return gid;
 }
 
-bool soft_gid_from(union ibv_gid *gid, const struct sockaddr *address)
+bool soft_gid_from_sockaddr(union ibv_gid *gid, const struct sockaddr *address)
 {
 	memset(gid, 0, sizeof(*gid));
 	if (address->sa_family == AF_INET)
@@ -114,9 +114,9 @@ static const struct soft_hca *hca_of(const union ibv_gid *gid)
 	return soft_hca_at(soft_gid_hca_number(gid));
 }
 
-uint32_t soft_gid_port(const union ibv_gid *gid)
+uint32_t soft_gid_port_bit(const union ibv_gid *gid)
 {
-	return hca_of(gid)->port;
+	return hca_of(gid)->port_bit;
 }
 
 bool soft_gid_is_multicast(const union ibv_gid *gid)
@@ -141,25 +141,25 @@ static enum scope scope_of(const union ibv_gid *gid)
 }
 
 /* Returns whether the device uses the interface's addresses. */
-static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *at)
+static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *ifa)
 {
 	const bool first = hca == soft_hca_at(0);
-	const size_t length = strcspn(at->ifa_name, ":"); /* an address label follows the colon */
+	const size_t length = strcspn(ifa->ifa_name, ":"); /* an address label follows the colon */
 
 	if (!hca->interface[0])
-		return first && at->ifa_flags & IFF_UP;
-	return (first && at->ifa_flags & IFF_LOOPBACK) ||
-	       (length == strlen(hca->interface) && !memcmp(at->ifa_name, hca->interface, length));
+		return first && ifa->ifa_flags & IFF_UP;
+	return (first && ifa->ifa_flags & IFF_LOOPBACK) ||
+	       (length == strlen(hca->interface) && !memcmp(ifa->ifa_name, hca->interface, length));
 }
 
 /* Store the index and MTU of an interface. They stay 0 if the interface no longer exists or the
  * query socket cannot be created. */
-static void read_interface(struct soft_gid *gid, const struct ifaddrs *at)
+static void read_interface(struct soft_gid *gid, const struct ifaddrs *ifa)
 {
 	struct ifreq request = {0};
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-	strncpy(request.ifr_name, at->ifa_name, sizeof(request.ifr_name) - 1);
+	strncpy(request.ifr_name, ifa->ifa_name, sizeof(request.ifr_name) - 1);
 	if (!ioctl(fd, SIOCGIFINDEX, &request))
 		gid->ifindex = (uint32_t)request.ifr_ifindex;
 	if (gid->ifindex && !ioctl(fd, SIOCGIFMTU, &request))
@@ -167,21 +167,23 @@ static void read_interface(struct soft_gid *gid, const struct ifaddrs *at)
 	soft_close_fd(&fd);
 }
 
-/* Append the interface addresses that have this scope, but leave room for `reserved` entries.
+/* Append the interface addresses that have this scope, but leave room for `reserved` entries. Skip
+ * the loopback GIDs of the devices, which loopback_entry() adds, and addresses of earlier devices.
  * Returns the new count. */
-static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, enum scope scope,
+static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *ifa, enum scope scope,
 			 struct soft_gid *fresh, int count, int reserved)
 {
-	const int number = __builtin_ctz(hca->port);
+	const int hca_number = __builtin_ctz(hca->port_bit);
 
-	for (; at && count < SOFT_GIDS - reserved; at = at->ifa_next) {
+	for (; ifa && count < SOFT_GIDS - reserved; ifa = ifa->ifa_next) {
 		union ibv_gid gid;
 
-		if (at->ifa_addr && soft_gid_from(&gid, at->ifa_addr) && scope_of(&gid) == scope &&
-		    has_interface(hca, at) && loopback_number(&gid) < 0 &&
-		    first_hca_with(&gid, number) == number && find(fresh, count, &gid) < 0) {
+		if (ifa->ifa_addr && soft_gid_from_sockaddr(&gid, ifa->ifa_addr) &&
+		    scope_of(&gid) == scope && has_interface(hca, ifa) &&
+		    loopback_number(&gid) < 0 && first_hca_with(&gid, hca_number) == hca_number &&
+		    find(fresh, count, &gid) < 0) {
 			fresh[count] = (struct soft_gid){.gid = gid};
-			read_interface(&fresh[count++], at);
+			read_interface(&fresh[count++], ifa);
 		}
 	}
 	return count;
@@ -204,35 +206,38 @@ int soft_gid_loopback_index(const struct soft_hca *hca)
 
 /* Returns the table entry for the device's loopback address. If the loopback interface is up, the
  * entry contains its index and MTU. */
-static struct soft_gid loopback_entry(const struct soft_hca *hca, const struct ifaddrs *at)
+static struct soft_gid loopback_entry(const struct soft_hca *hca, const struct ifaddrs *ifa)
 {
 	struct soft_gid entry = {.gid = soft_gid_loopback_of(hca)};
 	union ibv_gid gid;
 
-	for (; at; at = at->ifa_next)
-		if (at->ifa_addr && at->ifa_flags & IFF_UP && soft_gid_from(&gid, at->ifa_addr) &&
+	for (; ifa; ifa = ifa->ifa_next)
+		if (ifa->ifa_addr && ifa->ifa_flags & IFF_UP &&
+		    soft_gid_from_sockaddr(&gid, ifa->ifa_addr) &&
 		    !memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
-			read_interface(&entry, at);
+			read_interface(&entry, ifa);
 	return entry;
 }
 
 static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 {
+	enum { LOOPBACK_ENTRIES = 1 };
 	struct ifaddrs *addresses = NULL;
 	int count = 0;
 
 	if (soft_device.platform->network) {
-		const int number = __builtin_ctz(hca->port);
+		const int hca_number = __builtin_ctz(hca->port_bit);
 
-		fresh[0] = (struct soft_gid){.gid = soft_device.platform->network->address(number)};
+		fresh[0] = (struct soft_gid){
+			.gid = soft_device.platform->network->address(hca_number)};
 		fresh[1] = loopback_entry(hca, NULL);
 		return 2;
 	}
 	/* If the addresses cannot be read, the loopback address still works. */
 	if (getifaddrs(&addresses))
 		addresses = NULL;
-	for (enum scope scope = 0; scope < SCOPE_HOST; scope++)
-		count = add_addresses(hca, addresses, scope, fresh, count, 1);
+	for (enum scope scope = SCOPE_GLOBAL; scope < SCOPE_HOST; scope++)
+		count = add_addresses(hca, addresses, scope, fresh, count, LOOPBACK_ENTRIES);
 	fresh[count++] = loopback_entry(hca, addresses);
 	count = add_addresses(hca, addresses, SCOPE_HOST, fresh, count, 0);
 	freeifaddrs(addresses);
@@ -269,7 +274,7 @@ bool soft_gid_refresh(struct soft_hca *hca)
 	return changed;
 }
 
-void soft_gid_forget(struct soft_hca *hca)
+void soft_gid_clear(struct soft_hca *hca)
 {
 	memset(hca->gids, 0, sizeof(hca->gids));
 	hca->gid_count = 0;
@@ -286,7 +291,7 @@ int soft_gid_at(const struct soft_hca *hca, int index, struct soft_gid *gid)
 int soft_gid_bind(int fd, const union ibv_gid *own)
 {
 	struct sockaddr_storage address;
-	const socklen_t size = soft_gid_address(own, own, 0, &address);
+	const socklen_t size = soft_gid_to_sockaddr(own, own, 0, &address);
 
 	/* Let connect() choose the port, so that connections to different destinations can share it
 	 * (ip(7)). */
@@ -303,7 +308,7 @@ static bool stays_on_host(int fd, const union ibv_gid *to)
 	union ibv_gid own;
 
 	return !getsockname(fd, (struct sockaddr *)&address, &size) &&
-	       soft_gid_from(&own, (struct sockaddr *)&address) &&
+	       soft_gid_from_sockaddr(&own, (struct sockaddr *)&address) &&
 	       (soft_gid_is_loopback(&own) || !memcmp(&own, to, sizeof(own)));
 }
 
@@ -320,17 +325,17 @@ static int find_simulated_route(const union ibv_gid *own, const union ibv_gid *t
  * Returns 0 or an errno value. */
 static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 {
-	const bool confined = !soft_gid_is_ipv4(own) && soft_gid_is_loopback(own);
+	const bool from_ipv6_loopback = !soft_gid_is_ipv4(own) && soft_gid_is_loopback(own);
 	struct sockaddr_storage address;
-	socklen_t size = soft_gid_address(to, own, SOFT_IP_PORT_FIRST, &address);
+	socklen_t size = soft_gid_to_sockaddr(to, own, SOFT_IP_PORT_FIRST, &address);
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), rc;
 
 	if (fd < 0)
 		return 0; /* requests will fail instead */
-	rc = confined ? 0 : soft_gid_bind(fd, own);
+	rc = from_ipv6_loopback ? 0 : soft_gid_bind(fd, own);
 	if (!rc && connect(fd, (struct sockaddr *)&address, size))
 		rc = errno == EINVAL ? ENETUNREACH : errno;
-	if (!rc && confined && !stays_on_host(fd, to))
+	if (!rc && from_ipv6_loopback && !stays_on_host(fd, to))
 		rc = ENETUNREACH;
 	close(fd);
 	return rc == EADDRINUSE || rc == EAGAIN ? 0 : rc; /* no port is free */
@@ -338,7 +343,7 @@ static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 
 int soft_gid_route(const union ibv_gid *own, const union ibv_gid *to)
 {
-	if (soft_gid_is_of_host(to) || soft_gid_is_multicast(to))
+	if (soft_gid_is_on_this_host(to) || soft_gid_is_multicast(to))
 		return 0;
 	return soft_device.platform->network ? find_simulated_route(own, to) : find_route(own, to);
 }
@@ -367,12 +372,12 @@ bool soft_gid_is_local(const union ibv_gid *gid)
 	return soft_gid_index(hca_of(gid), gid) >= 0;
 }
 
-bool soft_gid_is_of_host(const union ibv_gid *gid)
+bool soft_gid_is_on_this_host(const union ibv_gid *gid)
 {
 	return is_ipv4_loopback(gid) || soft_gid_is_local(gid);
 }
 
-uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own)
+uint32_t soft_gid_scope_id(const union ibv_gid *gid, const union ibv_gid *own)
 {
 	const struct soft_hca *hca = hca_of(own);
 	int index = scope_of(gid) == SCOPE_LINK ? index_of(hca, own) : -1;
@@ -380,8 +385,8 @@ uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own)
 	return index < 0 ? 0 : hca->gids[index].ifindex;
 }
 
-socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
-			   struct sockaddr_storage *address)
+socklen_t soft_gid_to_sockaddr(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
+			       struct sockaddr_storage *address)
 {
 	struct sockaddr_in6 *in6 = (void *)address;
 	struct sockaddr_in *in = (void *)address;
@@ -396,7 +401,7 @@ socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, u
 	in6->sin6_family = AF_INET6;
 	in6->sin6_port = htons(port);
 	memcpy(&in6->sin6_addr, gid->raw, 16);
-	in6->sin6_scope_id = soft_gid_scope(gid, own);
+	in6->sin6_scope_id = soft_gid_scope_id(gid, own);
 	return sizeof(*in6);
 }
 

@@ -32,7 +32,7 @@ int soft_context_open_command_file(struct soft_context *context)
 				soft_open_identity(context->extended.context.device->name));
 }
 
-static bool has_file(const struct soft_context *context, dev_t dev, ino_t inode)
+static bool has_command_file(const struct soft_context *context, dev_t dev, ino_t inode)
 {
 	return context->extended.context.cmd_fd >= 0 && context->command_device == dev &&
 	       context->command_inode == inode;
@@ -42,7 +42,7 @@ bool soft_contexts_related(struct ibv_context *a, struct ibv_context *b)
 {
 	const struct soft_context *other = soft_context_of(b);
 
-	return has_file(soft_context_of(a), other->command_device, other->command_inode);
+	return has_command_file(soft_context_of(a), other->command_device, other->command_inode);
 }
 
 static int find_device(int cmd_fd, struct ibv_device **device)
@@ -53,8 +53,8 @@ static int find_device(int cmd_fd, struct ibv_device **device)
 		return errno;
 	soft_lock();
 	for (int i = 0; i < soft_hca_count(); i++)
-		soft_list_each (struct soft_context, it, &soft_hca_at(i)->contexts, of_hca)
-			if (has_file(it, status.st_dev, status.st_ino))
+		soft_list_each (struct soft_context, it, &soft_hca_at(i)->contexts, hca_node)
+			if (has_command_file(it, status.st_dev, status.st_ino))
 				*device = it->extended.context.device;
 	soft_unlock();
 	return *device ? 0 : EOPNOTSUPP;
@@ -83,7 +83,7 @@ static struct soft_mr *find_region(uint32_t handle, const struct ibv_pd *pd)
 {
 	struct soft_range *range = soft_range_find(handle);
 
-	return range && !range->window && range->pd == soft_pd_root(pd)
+	return range && !range->is_window && range->pd == soft_pd_root(pd)
 		       ? soft_container(range, struct soft_mr, range)
 		       : NULL;
 }

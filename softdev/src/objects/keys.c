@@ -33,7 +33,7 @@ void soft_range_remove(struct soft_range *range)
 	soft_table_remove(&soft_device.objects->ranges, range->key >> TAG_BITS);
 }
 
-struct soft_range *soft_range_at(uint32_t key)
+struct soft_range *soft_range_find_by_index(uint32_t key)
 {
 	return soft_table_find(&soft_device.objects->ranges, key >> TAG_BITS);
 }
@@ -41,12 +41,12 @@ struct soft_range *soft_range_at(uint32_t key)
 struct soft_range *soft_range_find(uint32_t key)
 {
 	soft_assert_locked();
-	struct soft_range *range = soft_range_at(key);
+	struct soft_range *range = soft_range_find_by_index(key);
 
 	return range && range->key == key ? range : NULL;
 }
 
-bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t length)
+bool soft_range_contains(const struct soft_range *range, uint64_t address, uint64_t length)
 {
 	uint64_t offset = address - range->start; /* a huge value if address is below start */
 
@@ -64,14 +64,14 @@ static const char *denial_reason(const struct soft_range *range, const struct ib
 		return "DOMAIN";
 	if ((range->access & rights) != rights)
 		return "RIGHT";
-	return soft_range_holds(range, address, length) ? NULL : "RANGE";
+	return soft_range_contains(range, address, length) ? NULL : "RANGE";
 }
 
 /* Check that a window is bound and, if it is of type 2B, belongs to this queue pair
  * (IBTA 10.6.7.2.4). Returns NULL, or the reason why access is not allowed. */
 static const char *window_denial_reason(const struct soft_range *range, const struct soft_qp *qp)
 {
-	if (!range || !range->window)
+	if (!range || !range->is_window)
 		return NULL;
 	if (!range->bound)
 		return "WINDOW_UNBOUND";
@@ -81,8 +81,8 @@ static const char *window_denial_reason(const struct soft_range *range, const st
 static const char *local_denial_reason(const struct soft_range *range, const struct ibv_pd *pd,
 				       uint64_t address, uint64_t length, unsigned rights)
 {
-	return range && range->window ? "WINDOW"
-				      : denial_reason(range, pd, address, length, rights);
+	return range && range->is_window ? "WINDOW"
+					 : denial_reason(range, pd, address, length, rights);
 }
 
 const struct soft_range *soft_local_range(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
@@ -99,14 +99,14 @@ const char *soft_local_denial_reason(const struct ibv_pd *pd, const struct ibv_s
 	*lkey = 0;
 	for (uint32_t i = 0; i < num_sge; i++) {
 		const struct ibv_sge *sge = &sges[i];
-		const char *wrong = local_denial_reason(soft_range_find(sge->lkey), pd, sge->addr,
-							sge->length, rights);
+		const char *denial = local_denial_reason(soft_range_find(sge->lkey), pd, sge->addr,
+							 sge->length, rights);
 
 		if (!sge->length)
 			continue;
 		*lkey = sge->lkey;
-		if (wrong)
-			return wrong;
+		if (denial)
+			return denial;
 	}
 	return "PAGES"; /* all keys allow the access, so pages must be missing */
 }
@@ -127,28 +127,29 @@ const char *soft_remote_denial_reason(const struct soft_qp *qp, const struct ibv
 				      unsigned right)
 {
 	const struct soft_range *range = soft_range_find(rkey);
-	const char *wrong = window_denial_reason(range, qp);
+	const char *denial = window_denial_reason(range, qp);
 
-	if (!wrong)
-		wrong = denial_reason(range, pd, address, length, right);
-	return !wrong && range->on_demand ? "PAGES" : wrong;
+	if (!denial)
+		denial = denial_reason(range, pd, address, length, right);
+	return !denial && range->on_demand ? "PAGES" : denial;
 }
 
 static void *range_memory(const struct soft_range *range, uint64_t address, uint64_t length,
 			  unsigned rights)
 {
-	const unsigned writing =
+	const unsigned write_rights =
 		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 	uint8_t *memory;
 
 	if (!range)
 		return NULL;
-	if (range->null)
-		return rights & writing ? soft_device.objects->sink : soft_device.objects->zeros;
+	if (range->is_null)
+		return rights & write_rights ? soft_device.objects->sink
+					     : soft_device.objects->zeros;
 	memory = range->memory + (address - range->start);
 	/* The pages may be missing. */
-	return range->on_demand && soft_pages_fault(memory, length, rights & writing) ? NULL
-										      : memory;
+	return range->on_demand && soft_pages_fault(memory, length, rights & write_rights) ? NULL
+											   : memory;
 }
 
 void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
@@ -160,8 +161,8 @@ void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32
 			    length, rights);
 }
 
-bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
-		     unsigned right)
+bool soft_remote_key_allows(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
+			    unsigned right)
 {
 	const struct soft_range *range = soft_range_find(rkey);
 

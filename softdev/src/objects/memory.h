@@ -10,11 +10,11 @@
  * at first, and binding a window can change them. */
 struct soft_range {
 	uint32_t key;
-	bool window; /* whether this is a window, whose key only peers can use */
+	bool is_window; /* whether this is a window, whose key only peers can use */
 	bool bound; /* whether the window is bound */
 	bool on_demand; /* pages are faulted in on access */
-	bool not_served; /* see aiordma_device_calls.exclude_from_served */
-	bool null; /* a null region, which reads as zeros and discards writes */
+	bool excluded_from_served; /* see aiordma_device_calls.exclude_from_served */
+	bool is_null; /* a null region, which reads as zeros and discards writes */
 	unsigned access; /* enum ibv_access_flags, SOFT_ACCESS_CMA */
 	uint32_t qp_num; /* the only queue pair that may use a type 2B window; otherwise 0 */
 	const struct ibv_pd *pd;
@@ -36,11 +36,11 @@ int soft_range_add(struct soft_range *range);
 void soft_range_remove(struct soft_range *range);
 /* Find a range by the upper 24 bits of its key, which stay the same when a window is bound. Returns
  * NULL if no range matches. */
-struct soft_range *soft_range_at(uint32_t key);
+struct soft_range *soft_range_find_by_index(uint32_t key);
 /* Find a range by its full key. Returns NULL if no range has the key. */
 struct soft_range *soft_range_find(uint32_t key);
 /* Returns whether the range contains `length` bytes at `address`. Handles arithmetic overflow. */
-bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t length);
+bool soft_range_contains(const struct soft_range *range, uint64_t address, uint64_t length);
 
 /* Find the range that allows local access to `length` bytes at `address`. Returns NULL if the key
  * does not exist, is the key of a window, belongs to another PD, or lacks one of the rights, or if
@@ -63,8 +63,8 @@ const char *soft_remote_denial_reason(const struct soft_qp *qp, const struct ibv
 				      uint32_t rkey, uint64_t address, uint64_t length,
 				      unsigned right);
 /* Returns whether the key gives the peer this right. Does not check any addresses. */
-bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
-		     unsigned right);
+bool soft_remote_key_allows(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
+			    unsigned right);
 enum { SOFT_PLACE_MAX = 256 * 1024 };
 
 /* Returns a pointer to `length` bytes of an SGE, starting at `offset`. Only these bytes are
@@ -97,7 +97,7 @@ struct soft_mr {
 	bool imported;
 	struct soft_dm *dm;
 	void *mapping; /* mapping of a dma-buf or file, or NULL */
-	size_t mapped;
+	size_t mapping_size;
 };
 
 /* Returns the original of an imported region, or NULL if the original has been deregistered
@@ -119,8 +119,8 @@ struct soft_send_wqe;
 /* A bind request in the send queue. It stores keys instead of pointers, because the region and the
  * window may be destroyed before it is executed. */
 struct soft_bind {
-	uint32_t window;
-	uint32_t region;
+	uint32_t window_key;
+	uint32_t region_key;
 	uint64_t address;
 	uint64_t length;
 	unsigned access;
@@ -132,7 +132,7 @@ int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 /* Fill in a send queue slot for an IBV_WR_BIND_MW. Returns false if the request is invalid. */
 bool soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr);
 /* Execute a bind request. Returns false if the bind is not allowed. */
-bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send);
+bool soft_bind_execute(const struct soft_qp *qp, const struct soft_send_wqe *send);
 /* Unbind the queue pair's type 2 window with this key. Returns NULL on success, or the trace's
  * reason for refusing (docs/trace.md). */
 const char *soft_invalidate(const struct soft_qp *qp, uint32_t rkey);

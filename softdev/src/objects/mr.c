@@ -35,11 +35,12 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 		       : 0;
 }
 
-/* Check the arguments of a registration and fill in its range. If `promised` is set, the caller
- * guarantees that the memory has no holes, and the pages are not checked (soft_reg_own_mr). Returns
- * 0 or an errno value. */
+/* With SKIP_PAGE_CHECK, the caller guarantees that the memory has no holes (soft_reg_own_mr). */
+enum page_check { CHECK_PAGES, SKIP_PAGE_CHECK };
+
+/* Check the arguments of a registration and fill in its range. Returns 0 or an errno value. */
 static int init_range(struct soft_range *range, void *addr, size_t length, uint64_t iova,
-		      unsigned access, bool promised)
+		      unsigned access, enum page_check page_check)
 {
 	int rc = soft_mr_access(&access, RIGHTS);
 
@@ -53,7 +54,7 @@ static int init_range(struct soft_range *range, void *addr, size_t length, uint6
 		return soft_refuse_value("ACCESS", "access", access);
 	/* A region of all process memory must not give peers access, except through windows bound
 	 * to it. */
-	if (promised && length == SIZE_MAX &&
+	if (page_check == SKIP_PAGE_CHECK && length == SIZE_MAX &&
 	    (addr || access & ~(unsigned)(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)))
 		return soft_refuse_value("ACCESS", "access", access);
 	if (!length)
@@ -62,7 +63,7 @@ static int init_range(struct soft_range *range, void *addr, size_t length, uint6
 		return soft_refuse(EINVAL, "PAGES");
 	if (access & IBV_ACCESS_ON_DEMAND)
 		rc = soft_pages_can_fault() ? 0 : soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
-	else if (!promised)
+	else if (page_check == CHECK_PAGES)
 		rc = soft_pages_fault(addr, length, access & IBV_ACCESS_LOCAL_WRITE);
 	if (rc == EFAULT)
 		soft_refuse(rc, "PAGES");
@@ -76,20 +77,20 @@ static int init_range(struct soft_range *range, void *addr, size_t length, uint6
 	return rc;
 }
 
-struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
+struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *template)
 {
 	int rc = 0;
 	struct soft_mr *mr = soft_alloc_object(pd->context, sizeof(*mr), &rc);
 
 	if (rc)
 		return soft_finish_create(rc, mr);
-	*mr = *what;
+	*mr = *template;
 	mr->ibv.context = pd->context;
 	mr->ibv.pd = pd;
 	mr->ibv.length = mr->range.length;
 	mr->range.pd = soft_pd_root(pd);
 	soft_lock();
-	rc = soft_fault_next(SOFT_FAULT_REGISTER, soft_hca_of(pd->context)->port, 0)
+	rc = soft_fault_should_inject(SOFT_FAULT_REGISTER, soft_hca_of(pd->context)->port_bit, 0)
 		     ? ENOMEM
 		     : soft_range_add(&mr->range);
 	if (!rc) {
@@ -102,10 +103,10 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 }
 
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-			     unsigned access, bool promised)
+			     unsigned access, enum page_check page_check)
 {
 	struct soft_mr mr = {.ibv.addr = addr};
-	int rc = init_range(&mr.range, addr, length, iova, access, promised);
+	int rc = init_range(&mr.range, addr, length, iova, access, page_check);
 
 	return soft_call_pointer_result("ibv_reg_mr", "pd", soft_pd_root(pd)->handle,
 					rc ? soft_finish_create(rc, NULL)
@@ -115,20 +116,20 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 				     unsigned int access)
 {
-	return reg_mr(pd, addr, length, iova, access, false);
+	return reg_mr(pd, addr, length, iova, access, CHECK_PAGES);
 }
 
 struct ibv_mr *soft_ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
-	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, false);
+	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, CHECK_PAGES);
 }
 
 struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
-	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, true);
+	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, SKIP_PAGE_CHECK);
 }
 
-static void end_key(struct soft_mr *mr)
+static void remove_key(struct soft_mr *mr)
 {
 	SOFT_TRACE(key_ended, mr->range.key);
 	soft_range_remove(&mr->range);
@@ -141,17 +142,17 @@ int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 	soft_lock();
 	/* Deregistering either the original or an import removes the key that they share
 	 * (ibv_import_mr(3)). */
-	struct soft_mr *open = mr->imported ? soft_mr_original(mr) : mr->closed ? NULL : mr;
+	struct soft_mr *key_owner = mr->imported ? soft_mr_original(mr) : mr->closed ? NULL : mr;
 
-	if (open && open->windows) {
+	if (key_owner && key_owner->windows) {
 		soft_unlock();
 		/* A window is still bound to the region (ibv_alloc_mw(3)). */
 		return soft_call_result("ibv_dereg_mr", "key", ibv->lkey,
 					soft_refuse(EBUSY, "IN_USE"));
 	}
-	if (open) {
-		end_key(open);
-		open->closed = true;
+	if (key_owner) {
+		remove_key(key_owner);
+		key_owner->closed = true;
 	}
 	soft_links->revoke_key(ibv->lkey);
 	soft_pd_of(ibv->pd)->users--;
@@ -159,7 +160,7 @@ int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 		soft_dm_release(mr->dm);
 	soft_unlock();
 	if (mr->mapping)
-		munmap(mr->mapping, mr->mapped);
+		munmap(mr->mapping, mr->mapping_size);
 	free(mr);
 	return 0;
 }
@@ -201,7 +202,7 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 	int rc = check_rereg(mr, flags, pd, addr, length, access);
 
 	soft_unlock();
-	bool input = rc;
+	bool input_error = rc;
 
 	if (!rc) /* without the lock, because faulting in pages can take a long time */
 		rc = init_range(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
@@ -209,11 +210,11 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 				flags & IBV_REREG_MR_CHANGE_ACCESS
 					? (unsigned)access
 					: mr->range.access & ~SOFT_ACCESS_CMA,
-				false);
+				CHECK_PAGES);
 	soft_lock();
-	if (!input && mr->windows) {
+	if (!input_error && mr->windows) {
 		rc = soft_refuse(EBUSY, "IN_USE"); /* a window was bound in the meantime */
-		input = true;
+		input_error = true;
 	}
 	if (!rc) {
 		if (flags & IBV_REREG_MR_CHANGE_PD) {
@@ -228,8 +229,8 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 		ibv->addr = moved ? addr : ibv->addr;
 		ibv->length = range.length;
 		soft_links->revoke_key(ibv->lkey);
-	} else if (!input) {
-		end_key(mr);
+	} else if (!input_error) {
+		remove_key(mr);
 		mr->closed = true;
 		soft_links->revoke_key(ibv->lkey);
 	}
@@ -237,5 +238,5 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 	if (!rc)
 		return 0;
 	errno = soft_call_result("ibv_rereg_mr", "key", ibv->lkey, rc);
-	return input ? IBV_REREG_MR_ERR_INPUT : IBV_REREG_MR_ERR_CMD;
+	return input_error ? IBV_REREG_MR_ERR_INPUT : IBV_REREG_MR_ERR_CMD;
 }

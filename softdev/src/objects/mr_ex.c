@@ -16,7 +16,7 @@ struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
 		.fixed = true,
 		.range =
 			{
-				.null = true,
+				.is_null = true,
 				.access = IBV_ACCESS_LOCAL_WRITE,
 				.length = SIZE_MAX,
 			},
@@ -68,17 +68,17 @@ static int check_dmabuf(uint64_t offset, size_t length, uint64_t iova, int fd, u
 struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
 				      uint64_t iova, int fd, int access)
 {
-	uint64_t skip = offset & ((uint64_t)sysconf(_SC_PAGESIZE) - 1);
+	uint64_t page_offset = offset & ((uint64_t)sysconf(_SC_PAGESIZE) - 1);
 	unsigned rights = (unsigned)access;
-	struct soft_mr mr = {.fixed = true, .mapped = length + skip};
+	struct soft_mr mr = {.fixed = true, .mapping_size = length + page_offset};
 	struct ibv_mr *ibv = NULL;
 	bool is_file = false;
 	int rc = check_dmabuf(offset, length, iova, fd, &rights, &is_file);
 
 	if (!rc) {
-		mr.mapping = mmap(NULL, mr.mapped,
+		mr.mapping = mmap(NULL, mr.mapping_size,
 				  PROT_READ | (rights & IBV_ACCESS_LOCAL_WRITE ? PROT_WRITE : 0),
-				  MAP_SHARED, fd, (off_t)(offset - skip));
+				  MAP_SHARED, fd, (off_t)(offset - page_offset));
 		rc = mr.mapping == MAP_FAILED ? errno : 0;
 	}
 	if (!rc) {
@@ -86,7 +86,7 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 		mr.range = (struct soft_range){
 			/* A dma-buf may be device memory, which process_vm_readv(2) cannot copy. */
 			.access = rights | (is_file ? SOFT_ACCESS_CMA : 0),
-			.memory = (uint8_t *)mr.mapping + skip,
+			.memory = (uint8_t *)mr.mapping + page_offset,
 			.start = iova,
 			.length = length,
 			/* Check the pages of a file on each access, because truncating the file
@@ -96,7 +96,7 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 		ibv = soft_mr_register(pd, &mr);
 		rc = ibv ? 0 : errno;
 		if (rc)
-			munmap(mr.mapping, mr.mapped);
+			munmap(mr.mapping, mr.mapping_size);
 	}
 	if (rc)
 		errno = rc;
@@ -107,17 +107,18 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 
 /* Find the memory that an SGE refers to, and store its address in `*memory`. Stores NULL if the
  * region is not on demand, because its pages already exist. Returns 0 or an errno value. */
-static int find(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing, uint8_t **memory)
+static int find_prefetch_memory(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing,
+				uint8_t **memory)
 {
 	const struct soft_range *range = soft_range_find(sge->lkey);
 
 	if (!range)
 		return ENOENT;
-	if (range->window)
+	if (range->is_window)
 		return EINVAL;
 	if (range->pd != soft_pd_root(pd) || (writing && !(range->access & IBV_ACCESS_LOCAL_WRITE)))
 		return EPERM;
-	if (!soft_range_holds(range, sge->addr, sge->length))
+	if (!soft_range_contains(range, sge->addr, sge->length))
 		return EFAULT;
 	*memory = range->access & IBV_ACCESS_ON_DEMAND ? range->memory + (sge->addr - range->start)
 						       : NULL;
@@ -141,13 +142,13 @@ int soft_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, ui
 	for (uint32_t i = 0; i < num_sges && !rc; i++) {
 		uint8_t *memory;
 
-		rc = find(pd, &sg_list[i], writing, &memory);
+		rc = find_prefetch_memory(pd, &sg_list[i], writing, &memory);
 		if (rc || !memory || advice == IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT)
 			continue;
-		int missing = soft_pages_fault(memory, sg_list[i].length, writing);
+		int fault_rc = soft_pages_fault(memory, sg_list[i].length, writing);
 
 		if (flags & IB_UVERBS_ADVISE_MR_FLAG_FLUSH)
-			rc = missing;
+			rc = fault_rc;
 	}
 	soft_unlock();
 	return rc;

@@ -14,7 +14,7 @@
 enum {
 	WINDOW_RIGHTS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED,
-	ACCEPTED = WINDOW_RIGHTS |
+	ACCEPTED_RIGHTS = WINDOW_RIGHTS |
 		IBV_ACCESS_LOCAL_WRITE, /* ignored; programs pass the region's rights */
 	TAG_MASK = 0xff, /* bits of a key that a bind may change */
 };
@@ -27,7 +27,7 @@ struct soft_mw {
 
 static struct soft_mw *mw_of(struct soft_range *range)
 {
-	return range && range->window ? soft_container(range, struct soft_mw, range) : NULL;
+	return range && range->is_window ? soft_container(range, struct soft_mw, range) : NULL;
 }
 
 struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
@@ -40,7 +40,7 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 	if (rc)
 		return soft_call_pointer_result("ibv_alloc_mw", "pd", soft_pd_root(pd)->handle,
 						soft_finish_create(rc, mw));
-	mw->range = (struct soft_range){.window = true, .pd = soft_pd_root(pd)};
+	mw->range = (struct soft_range){.is_window = true, .pd = soft_pd_root(pd)};
 	soft_lock();
 	rc = soft_range_add(&mw->range);
 	if (!rc)
@@ -89,12 +89,12 @@ bool soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr)
 	const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
 
 	if (!wr->bind_mw.mw || (info->length && !info->mr) ||
-	    info->mw_access_flags & ~(unsigned)ACCEPTED)
+	    info->mw_access_flags & ~(unsigned)ACCEPTED_RIGHTS)
 		return false;
 	send->rkey = wr->bind_mw.rkey;
 	send->bind = (struct soft_bind){
-		.window = wr->bind_mw.mw->handle,
-		.region = info->length ? info->mr->lkey : 0,
+		.window_key = wr->bind_mw.mw->handle,
+		.region_key = info->length ? info->mr->lkey : 0,
 		.address = info->addr,
 		.length = info->length,
 		.access = info->mw_access_flags & WINDOW_RIGHTS,
@@ -131,20 +131,20 @@ int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 static bool may_bind(const struct soft_qp *qp, const struct soft_mr *mr,
 		     const struct soft_bind *bind)
 {
-	const unsigned writing = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+	const unsigned write_rights = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
 	return mr->range.pd == soft_pd_root(qp->ibv.pd) && /* C10-72 */
 	       mr->range.access & IBV_ACCESS_MW_BIND && /* C10-73 */
 	       !(mr->range.access & IBV_ACCESS_ZERO_BASED) &&
-	       (!(bind->access & writing) ||
+	       (!(bind->access & write_rights) ||
 		mr->range.access & IBV_ACCESS_LOCAL_WRITE) && /* C10-74 */
-	       soft_range_holds(&mr->range, bind->address, bind->length); /* C10-75 */
+	       soft_range_contains(&mr->range, bind->address, bind->length); /* C10-75 */
 }
 
-bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send)
+bool soft_bind_execute(const struct soft_qp *qp, const struct soft_send_wqe *send)
 {
 	const struct soft_bind *bind = &send->bind;
-	struct soft_mw *mw = mw_of(soft_range_at(bind->window));
+	struct soft_mw *mw = mw_of(soft_range_find_by_index(bind->window_key));
 
 	if (!mw || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
 	    (mw->range.key ^ send->rkey) & ~(uint32_t)TAG_MASK)
@@ -153,11 +153,11 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send)
 	 * (o10-37.2.40). */
 	if (mw->ibv.type == IBV_MW_TYPE_2 && (mw->range.bound || !bind->length))
 		return false;
-	struct soft_range *range = bind->length ? soft_range_find(bind->region) : NULL;
+	struct soft_range *range = bind->length ? soft_range_find(bind->region_key) : NULL;
 	struct soft_mr *mr = NULL;
 
 	if (bind->length) {
-		if (!range || range->window)
+		if (!range || range->is_window)
 			return false;
 		mr = soft_container(range, struct soft_mr, range);
 		if (!may_bind(qp, mr, bind))

@@ -13,9 +13,10 @@
 bool soft_pages_can_fault(void)
 {
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-	uintptr_t here = (uintptr_t)&page & ~(page - 1);
+	/* Try the advice on the stack page that holds this variable. */
+	uintptr_t own_page = (uintptr_t)&page & ~(page - 1);
 
-	return madvise((void *)here, page, MADV_POPULATE_READ) == 0;
+	return madvise((void *)own_page, page, MADV_POPULATE_READ) == 0;
 }
 
 int soft_pages_fault(const void *memory, size_t length, bool writable)

@@ -30,12 +30,13 @@ static void publish(struct soft_pd *pd, struct ibv_context *context)
 	soft_context_hold(soft_context_of(context));
 }
 
-static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *as, int rc)
+/* Create a copy of `prototype`, or fail with `rc` if it is already an errno value. */
+static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *prototype, int rc)
 {
 	struct soft_pd *pd = soft_alloc_object(context, sizeof(*pd), &rc);
 
 	if (!rc) {
-		*pd = *as;
+		*pd = *prototype;
 		soft_lock();
 		publish(pd, context);
 		soft_unlock();
@@ -48,16 +49,16 @@ struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
 	return create(context, &(struct soft_pd){0}, 0);
 }
 
-/* Move imports of domain `of` to `list` if the application has released them and they have no users
- * left. The caller holds the lock, and frees the imports after unlocking. */
-static void collect_unimported(struct soft_pd *of, struct soft_node *list)
+/* Move imports of domain `root` to `list` if the application has released them and they have no
+ * users left. The caller holds the lock, and frees the imports after unlocking. */
+static void collect_unimported(struct soft_pd *root, struct soft_node *list)
 {
 	soft_list_each_safe (struct soft_pd, pd, &soft_device.objects->pds, node) {
-		if (!pd->unimported || pd->underlying != of || pd->users)
+		if (!pd->unimported || pd->underlying != root || pd->users)
 			continue;
 		soft_list_remove(&pd->node);
 		soft_list_append(list, &pd->node);
-		of->users--;
+		root->users--;
 	}
 }
 
@@ -78,10 +79,10 @@ int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 	if (!busy)
 		soft_list_remove(&pd->node);
 	soft_unlock();
-	soft_list_drain (struct soft_pd, gone, &unimported, node) {
-		soft_list_remove(&gone->node);
-		soft_context_release(soft_context_of(gone->ibv.context));
-		free(gone);
+	soft_list_drain (struct soft_pd, import, &unimported, node) {
+		soft_list_remove(&import->node);
+		soft_context_release(soft_context_of(import->ibv.context));
+		free(import);
 	}
 	if (busy) /* objects still use it (ibv_alloc_pd(3)) */
 		return soft_call_result("ibv_dealloc_pd", "pd", ibv->handle,

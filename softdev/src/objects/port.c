@@ -12,7 +12,7 @@
 
 #include "objects.h"
 
-#define VARIABLE "AIORDMA_EMBEDDED_DEVICES"
+#define DEVICES_VARIABLE "AIORDMA_EMBEDDED_DEVICES"
 
 /* ---- devices ------------------------------------------------------------------------------- */
 
@@ -38,6 +38,7 @@ static int parse_devices(const char *text)
 
 	for (int i = 0; i < SOFT_MAX_HCAS; i++)
 		hcas[i].interface[0] = '\0';
+	/* The value is a number, or unset or empty, which means one device. */
 	if (!text || !*text || (end && !*end))
 		return count <= SOFT_MAX_HCAS ? (int)count : 0;
 	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
@@ -61,7 +62,7 @@ static void make_hca(int number)
 	/* The device has no device node or sysfs path (see preload/public.c). */
 	snprintf(hca->device.name, sizeof(hca->device.name), "embedded%d", number);
 	memcpy(hca->device.dev_name, hca->device.name, sizeof(hca->device.name));
-	hca->port = 1u << number;
+	hca->port_bit = 1u << number;
 	soft_list_init(&hca->contexts);
 }
 
@@ -72,7 +73,7 @@ int soft_hca_count(void)
 
 	if (objects->hca_count)
 		return objects->hca_count;
-	int count = parse_devices(getenv(VARIABLE));
+	int count = parse_devices(getenv(DEVICES_VARIABLE));
 
 	objects->hcas_invalid = !count;
 	objects->hca_count = count ? count : 1;
@@ -98,7 +99,7 @@ static int start(void)
 	soft_hca_count();
 	if (!soft_device.objects->hcas_invalid)
 		return 0;
-	return soft_misconfigured(EINVAL, VARIABLE, getenv(VARIABLE),
+	return soft_misconfigured(EINVAL, DEVICES_VARIABLE, getenv(DEVICES_VARIABLE),
 				  "expected a number of devices from 1 to %d, or the names of as "
 				  "many network interfaces of this host, such as eth0,eth1",
 				  SOFT_MAX_HCAS);
@@ -108,15 +109,15 @@ static void dispatch_event(struct soft_hca *hca, enum ibv_event_type type)
 {
 	const struct ibv_async_event event = {.element.port_num = 1, .event_type = type};
 
-	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
-		soft_async_event(context, &event);
+	soft_list_each (struct soft_context, context, &hca->contexts, hca_node)
+		soft_async_queue_event(context, &event);
 }
 
-static void for_queue_pairs(struct soft_hca *hca, void (*what)(struct soft_qp *qp))
+static void for_queue_pairs(struct soft_hca *hca, void (*action)(struct soft_qp *qp))
 {
-	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
-		soft_list_each (struct soft_qp, qp, &context->qps, of_context)
-			what(qp);
+	soft_list_each (struct soft_context, context, &hca->contexts, hca_node)
+		soft_list_each (struct soft_qp, qp, &context->qps, context_node)
+			action(qp);
 }
 
 /* ---- a port that is down ---------------------------------------------------------------------- */
@@ -124,14 +125,15 @@ static void for_queue_pairs(struct soft_hca *hca, void (*what)(struct soft_qp *q
 bool soft_qp_has_port_down(const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
-	uint32_t ports = soft_qp_hca(qp)->port;
+	uint32_t ports = soft_qp_hca(qp)->port_bit;
 
-	if (soft_qpn_ip_port(qp->attr.dest_qp_num) == soft_ip_port() && soft_gid_is_of_host(&peer))
-		ports |= soft_gid_port(&peer);
+	if (soft_qpn_ip_port(qp->attr.dest_qp_num) == soft_ip_port() &&
+	    soft_gid_is_on_this_host(&peer))
+		ports |= soft_gid_port_bit(&peer);
 	return soft_ports_down & ports;
 }
 
-static void stall(struct soft_qp *qp)
+static void stall_if_port_down(struct soft_qp *qp)
 {
 	if (soft_qp_has_port_down(qp))
 		soft_qp_stall(qp);
@@ -139,7 +141,7 @@ static void stall(struct soft_qp *qp)
 
 /* Record which ports are down, and stop their traffic. Traffic that is not bound to a port stops
  * only when all ports are down. */
-static void set_down(uint32_t ports)
+static void set_down_ports(uint32_t ports)
 {
 	const uint32_t all = (1u << soft_hca_count()) - 1;
 
@@ -151,20 +153,20 @@ static void set_down(uint32_t ports)
  * when their retries are exhausted. */
 static void set_port_down(struct soft_hca *hca)
 {
-	if (soft_ports_down & hca->port)
+	if (soft_ports_down & hca->port_bit)
 		return;
-	set_down(soft_ports_down | hca->port);
+	set_down_ports(soft_ports_down | hca->port_bit);
 	EACH_HCA (each)
-		for_queue_pairs(each, stall);
+		for_queue_pairs(each, stall_if_port_down);
 	dispatch_event(hca, IBV_EVENT_PORT_ERR);
 }
 
 static void set_port_up(struct soft_hca *hca)
 {
-	if (!(soft_ports_down & hca->port))
+	if (!(soft_ports_down & hca->port_bit))
 		return;
-	set_down(soft_ports_down & ~hca->port);
-	soft_engine_port_changed(SOFT_PORT_UP, hca->port);
+	set_down_ports(soft_ports_down & ~hca->port_bit);
+	soft_engine_port_changed(SOFT_PORT_UP, hca->port_bit);
 	dispatch_event(hca, IBV_EVENT_PORT_ACTIVE);
 }
 
@@ -205,7 +207,7 @@ static void read_addresses(void)
 {
 	EACH_HCA (hca) {
 		if (soft_gid_refresh(hca)) {
-			soft_engine_port_changed(SOFT_PORT_ADDRESSES, hca->port);
+			soft_engine_port_changed(SOFT_PORT_ADDRESSES, hca->port_bit);
 			dispatch_event(hca, IBV_EVENT_GID_CHANGE);
 		}
 		follow_interface(hca);
@@ -228,7 +230,7 @@ static void watch_addresses(void)
 		.nl_family = AF_NETLINK,
 		.nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR,
 	};
-	struct soft_fd_watch *watch = &soft_device.objects->addresses;
+	struct soft_fd_watch *watch = &soft_device.objects->address_watch;
 
 	if (watch->watched || soft_device.platform->network)
 		return;
@@ -247,7 +249,7 @@ void soft_port_attach(struct soft_context *context)
 	soft_lock();
 	watch_addresses();
 	read_addresses();
-	soft_list_append(&soft_hca_of(&context->extended.context)->contexts, &context->of_hca);
+	soft_list_append(&soft_hca_of(&context->extended.context)->contexts, &context->hca_node);
 	soft_unlock();
 }
 
@@ -263,9 +265,9 @@ static bool is_no_context_open(void)
 void soft_port_detach(struct soft_context *context)
 {
 	soft_lock();
-	soft_list_remove(&context->of_hca);
+	soft_list_remove(&context->hca_node);
 	if (is_no_context_open())
-		soft_watch_close(&soft_device.objects->addresses);
+		soft_watch_close(&soft_device.objects->address_watch);
 	soft_unlock();
 }
 
@@ -273,7 +275,7 @@ static void reset(void)
 {
 	EACH_HCA (hca) {
 		soft_list_clear(&hca->contexts);
-		soft_gid_forget(hca);
+		soft_gid_clear(hca);
 		hca->link_down = false;
 	}
 	soft_ports_down = 0;
@@ -281,12 +283,12 @@ static void reset(void)
 
 static void create(void)
 {
-	struct soft_objects *objects = soft_device.objects = soft_part(sizeof(*objects));
+	struct soft_objects *objects = soft_device.objects = soft_alloc_part(sizeof(*objects));
 
 	soft_list_init(&objects->pds);
 	soft_list_init(&objects->dms);
 	soft_list_init(&objects->xrc_domains);
-	objects->addresses.fd = -1;
+	objects->address_watch.fd = -1;
 }
 
 const struct soft_subsystem soft_port_subsystem = {
@@ -298,12 +300,12 @@ const struct soft_subsystem soft_port_subsystem = {
 
 /* ---- raising events ------------------------------------------------------------------------ */
 
-static void fail(struct soft_hca *hca)
+static void fail_device(struct soft_hca *hca)
 {
 	/* Notify connection manager ids before their queue pairs fail (rdma_get_cm_event(3)). */
-	soft_engine_port_changed(SOFT_PORT_FATAL, hca->port);
+	soft_engine_port_changed(SOFT_PORT_FATAL, hca->port_bit);
 	for_queue_pairs(hca, soft_qp_error);
-	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
+	soft_list_each (struct soft_context, context, &hca->contexts, hca_node)
 		context->fatal = true;
 	dispatch_event(hca, IBV_EVENT_DEVICE_FATAL);
 }
@@ -319,10 +321,10 @@ static int raise_event(struct soft_hca *hca, enum ibv_event_type event)
 		return 0;
 	case IBV_EVENT_LID_CHANGE:
 		dispatch_event(hca, event);
-		soft_engine_port_changed(SOFT_PORT_LID, hca->port);
+		soft_engine_port_changed(SOFT_PORT_LID, hca->port_bit);
 		return 0;
 	case IBV_EVENT_DEVICE_FATAL:
-		fail(hca);
+		fail_device(hca);
 		return 0;
 	case IBV_EVENT_GID_CHANGE:
 		soft_gid_refresh(hca);

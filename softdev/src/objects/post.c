@@ -11,8 +11,10 @@
 #include "objects.h"
 #include "trace/trace.h"
 
+enum request_source { FROM_POST_SEND, FROM_BUILDERS /* the ibv_wr_*() calls */ };
+
 static enum soft_refusal check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr,
-				      bool built)
+				      enum request_source source)
 {
 	switch (wr->opcode) {
 	case IBV_WR_SEND:
@@ -36,7 +38,7 @@ static enum soft_refusal check_opcode(const struct soft_qp *qp, const struct ibv
 	case IBV_WR_ATOMIC_WRITE:
 		return soft_qp_is_requester(qp) ? SOFT_ACCEPTED : SOFT_REFUSED_OPCODE;
 	case IBV_WR_FLUSH: /* only ibv_wr_flush() can build it */
-		return built ? SOFT_ACCEPTED : SOFT_REFUSED_UNSUPPORTED;
+		return source == FROM_BUILDERS ? SOFT_ACCEPTED : SOFT_REFUSED_UNSUPPORTED;
 	case IBV_WR_TSO:
 	case IBV_WR_DRIVER1:
 		return SOFT_REFUSED_UNSUPPORTED;
@@ -62,20 +64,20 @@ static bool has_destination(const struct soft_qp *qp, const struct ibv_send_wr *
 }
 
 /* Returns the maximum size of inline data. An atomic write can always store its word inline. */
-static uint32_t inline_room(const struct soft_qp *qp, enum ibv_wr_opcode opcode)
+static uint32_t max_inline_size(const struct soft_qp *qp, enum ibv_wr_opcode opcode)
 {
 	return opcode == IBV_WR_ATOMIC_WRITE ? SOFT_ATOMIC_WORD : qp->cap.max_inline_data;
 }
 
-/* Check a send request. `built` is true for a request from the ibv_wr_*() calls. `local` is true
- * for a request that the device executes without sending anything (LOCAL_INV, BIND_MW). */
+/* Check a send request. `local` is true for a request that the device executes without sending
+ * anything (LOCAL_INV, BIND_MW). */
 static enum soft_refusal check_send(const struct soft_qp *qp, const struct ibv_send_wr *wr,
-				    bool built, bool local, int num_sge)
+				    enum request_source source, bool local, int num_sge)
 {
-	/* A built inline request has its data in the batch, so max_send_sge does not limit its
-	 * SGEs. */
-	bool by_value = built && wr->send_flags & IBV_SEND_INLINE;
-	enum soft_refusal refusal = check_opcode(qp, wr, built);
+	/* An inline request from the builders has its data in the batch, so max_send_sge does not
+	 * limit its SGEs. */
+	bool data_in_batch = source == FROM_BUILDERS && wr->send_flags & IBV_SEND_INLINE;
+	enum soft_refusal refusal = check_opcode(qp, wr, source);
 
 	if (refusal)
 		return refusal;
@@ -84,7 +86,7 @@ static enum soft_refusal check_send(const struct soft_qp *qp, const struct ibv_s
 	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND && !local &&
 	    wr->qp_type.xrc.remote_srqn > SOFT_PSN_MASK)
 		return SOFT_REFUSED_DESTINATION;
-	if (num_sge < 0 || (!by_value && (uint32_t)num_sge > qp->cap.max_send_sge))
+	if (num_sge < 0 || (!data_in_batch && (uint32_t)num_sge > qp->cap.max_send_sge))
 		return SOFT_REFUSED_SGES;
 	if (wr->send_flags &
 	    ~(unsigned)(IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE))
@@ -174,18 +176,19 @@ static void copy_data(struct soft_qp *qp, struct soft_send_wqe *send, const stru
 	}
 }
 
-static enum soft_refusal post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool built)
+static enum soft_refusal post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr,
+				       enum request_source source)
 {
 	bool local = wr->opcode == IBV_WR_LOCAL_INV || wr->opcode == IBV_WR_BIND_MW;
 	int num_sge = local ? 0 : wr->num_sge;
-	enum soft_refusal refusal = check_send(qp, wr, built, local, num_sge);
+	enum soft_refusal refusal = check_send(qp, wr, source, local, num_sge);
 
 	if (refusal)
 		return refusal;
 	uint64_t length = length_of(wr->sg_list, num_sge);
 	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.tail);
 
-	if (wr->send_flags & IBV_SEND_INLINE && length > inline_room(qp, wr->opcode))
+	if (wr->send_flags & IBV_SEND_INLINE && length > max_inline_size(qp, wr->opcode))
 		return SOFT_REFUSED_INLINE;
 	*send = (struct soft_send_wqe){
 		.wr_id = wr->wr_id,
@@ -195,7 +198,7 @@ static enum soft_refusal post_one_send(struct soft_qp *qp, const struct ibv_send
 		.flags = (uint8_t)wr->send_flags,
 		.num_sge = (uint8_t)num_sge,
 		.psn = qp->sq.psn,
-		.psns = local ? 0 : soft_psns(qp, (uint32_t)length),
+		.psns = local ? 0 : soft_psn_count(qp, (uint32_t)length),
 		.local = local,
 	};
 	refusal = fill_operation(send, wr, &length);
@@ -212,7 +215,7 @@ static enum soft_refusal post_one_send(struct soft_qp *qp, const struct ibv_send
 
 /* Post requests until one is refused, and set *bad_wr to that request. */
 static enum soft_refusal post_chain(struct soft_qp *qp, struct ibv_send_wr *wr,
-				    struct ibv_send_wr **bad_wr, bool built)
+				    struct ibv_send_wr **bad_wr, enum request_source source)
 {
 	enum soft_refusal refusal = SOFT_ACCEPTED;
 
@@ -223,7 +226,7 @@ static enum soft_refusal post_chain(struct soft_qp *qp, struct ibv_send_wr *wr,
 	else if (qp->ibv.state < IBV_QPS_RTS)
 		refusal = SOFT_REFUSED_STATE;
 	for (; wr && !refusal; wr = wr->next) {
-		refusal = post_one_send(qp, wr, built);
+		refusal = post_one_send(qp, wr, source);
 		if (refusal)
 			break;
 	}
@@ -237,10 +240,10 @@ int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_w
 	struct soft_qp *qp = soft_qp_of(ibv);
 
 	soft_lock();
-	uint32_t tail = qp->sq.tail;
-	enum soft_refusal refusal = post_chain(qp, wr, bad_wr, false);
+	uint32_t old_tail = qp->sq.tail;
+	enum soft_refusal refusal = post_chain(qp, wr, bad_wr, FROM_POST_SEND);
 
-	SOFT_TRACE(sends, qp, tail);
+	SOFT_TRACE(sends, qp, old_tail);
 	if (refusal)
 		SOFT_TRACE(refused, "qp_num", ibv->qp_num, (*bad_wr)->opcode, (*bad_wr)->wr_id,
 			   &soft_refusals[refusal]);
@@ -253,14 +256,14 @@ enum soft_refusal soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr,
 				  struct ibv_send_wr **bad_wr)
 {
 	soft_assert_locked();
-	uint32_t tail = qp->sq.tail, psn = qp->sq.psn;
-	enum soft_refusal refusal = post_chain(qp, wr, bad_wr, true);
+	uint32_t old_tail = qp->sq.tail, old_psn = qp->sq.psn;
+	enum soft_refusal refusal = post_chain(qp, wr, bad_wr, FROM_BUILDERS);
 
 	if (refusal) { /* a batch is posted completely or not at all */
-		qp->sq.tail = tail;
-		qp->sq.psn = psn;
+		qp->sq.tail = old_tail;
+		qp->sq.psn = old_psn;
 	} else {
-		SOFT_TRACE(sends, qp, tail);
+		SOFT_TRACE(sends, qp, old_tail);
 		soft_qp_kick(qp);
 	}
 	return refusal;
@@ -271,7 +274,7 @@ int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_w
 	struct soft_qp *qp = soft_qp_of(ibv);
 
 	soft_lock();
-	uint32_t tail = qp->rq.tail;
+	uint32_t old_tail = qp->rq.tail;
 	/* Receives are refused in RESET (IBTA 10.3.1.1). XRC queue pairs, and queue pairs with a
 	 * shared receive queue, have no receive queue of their own (IBTA 10.2.9). */
 	enum soft_refusal refusal = ibv->srq || soft_is_xrc(ibv->qp_type) ? SOFT_REFUSED_NO_QUEUE
@@ -279,7 +282,7 @@ int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_w
 					    ? SOFT_REFUSED_STATE
 					    : soft_receive_queue_post(&qp->rq, &wr);
 
-	SOFT_TRACE(receives, qp, tail);
+	SOFT_TRACE(receives, qp, old_tail);
 	if (refusal) {
 		*bad_wr = wr;
 		SOFT_TRACE(refused, "qp_num", ibv->qp_num, -1, wr->wr_id, &soft_refusals[refusal]);

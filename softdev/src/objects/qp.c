@@ -15,8 +15,9 @@ struct soft_qp *soft_qp_of(struct ibv_qp *qp)
 
 void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
 {
-	soft_async_event(soft_context_of(qp->ibv.context),
-			 &(struct ibv_async_event){.element.qp = &qp->ibv, .event_type = type});
+	soft_async_queue_event(
+		soft_context_of(qp->ibv.context),
+		&(struct ibv_async_event){.element.qp = &qp->ibv, .event_type = type});
 }
 
 /* ---- create and destroy -------------------------------------------------------------------- */
@@ -26,22 +27,22 @@ void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
  * queues that it does not have. */
 static struct ibv_qp_init_attr normalize_attr(const struct ibv_qp_init_attr *attr)
 {
-	struct ibv_qp_init_attr own = *attr;
+	struct ibv_qp_init_attr normalized = *attr;
 
-	if (soft_is_xrc(own.qp_type)) {
-		own.recv_cq = NULL;
-		own.srq = NULL;
+	if (soft_is_xrc(normalized.qp_type)) {
+		normalized.recv_cq = NULL;
+		normalized.srq = NULL;
 	}
-	if (own.qp_type == IBV_QPT_XRC_RECV) {
-		own.send_cq = NULL;
-		own.cap = (struct ibv_qp_cap){0};
+	if (normalized.qp_type == IBV_QPT_XRC_RECV) {
+		normalized.send_cq = NULL;
+		normalized.cap = (struct ibv_qp_cap){0};
 	}
-	if (own.srq || soft_is_xrc(own.qp_type))
-		own.cap.max_recv_wr = own.cap.max_recv_sge = 0;
-	return own;
+	if (normalized.srq || soft_is_xrc(normalized.qp_type))
+		normalized.cap.max_recv_wr = normalized.cap.max_recv_sge = 0;
+	return normalized;
 }
 
-static bool is_of_other_context(const struct ibv_context *context, const struct ibv_cq *cq)
+static bool is_of_other_device(const struct ibv_context *context, const struct ibv_cq *cq)
 {
 	return cq && cq->context->device != context->device;
 }
@@ -70,8 +71,8 @@ static int check_create(const struct ibv_context *context, const struct ibv_pd *
 	}
 	if (!pd || !attr->send_cq)
 		return soft_refuse(EINVAL, "NULL_OBJECT");
-	if (is_of_other_context(context, attr->send_cq) ||
-	    is_of_other_context(context, attr->recv_cq) ||
+	if (is_of_other_device(context, attr->send_cq) ||
+	    is_of_other_device(context, attr->recv_cq) ||
 	    (attr->srq && (attr->srq->context != context || soft_srq_of(attr->srq)->xrcd)))
 		return soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	const struct soft_limit limits[] = {
@@ -134,11 +135,11 @@ static void reach_expired(struct soft_timer *timer)
 /* Returns the inline data limit to grant. Inline data is stored in place of the SGEs, so the limit
  * may exceed the requested one (ibv_create_qp(3)). Hardware devices also grant more, and
  * rdma_xclient(1) relies on it. */
-static uint32_t inline_room(const struct ibv_qp_cap *cap)
+static uint32_t granted_inline_data(const struct ibv_qp_cap *cap)
 {
-	uint32_t list = cap->max_send_sge * (uint32_t)sizeof(struct ibv_sge);
+	uint32_t sge_bytes = cap->max_send_sge * (uint32_t)sizeof(struct ibv_sge);
 
-	return cap->max_inline_data > list ? cap->max_inline_data : list;
+	return cap->max_inline_data > sge_bytes ? cap->max_inline_data : sge_bytes;
 }
 
 struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
@@ -150,29 +151,29 @@ struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *at
 struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 			      struct soft_xrcd *xrcd, struct ibv_qp_init_attr *attr)
 {
-	const struct ibv_qp_init_attr own = normalize_attr(attr);
+	const struct ibv_qp_init_attr normalized = normalize_attr(attr);
 	int rc = soft_context_of(context)->fatal ? soft_refuse(EIO, "FATAL")
 						 : soft_context_error(context);
 
 	if (!rc)
-		rc = check_create(context, pd, xrcd, &own);
+		rc = check_create(context, pd, xrcd, &normalized);
 	struct soft_qp *qp = soft_alloc_object(context, sizeof(*qp), &rc);
 
 	if (!rc) {
 		qp->transport = attr->qp_type == IBV_QPT_UD ? soft_device.objects->datagrams
 							    : soft_device.objects->connected;
-		qp->cap = own.cap;
-		qp->cap.max_inline_data = inline_room(&own.cap);
+		qp->cap = normalized.cap;
+		qp->cap.max_inline_data = granted_inline_data(&normalized.cap);
 		qp->xrcd = xrcd;
 		qp->ibv = (struct ibv_qp){
 			.context = context,
-			.qp_context = own.qp_context,
+			.qp_context = normalized.qp_context,
 			.pd = pd,
-			.send_cq = own.send_cq,
-			.recv_cq = own.recv_cq,
-			.srq = own.srq,
+			.send_cq = normalized.send_cq,
+			.recv_cq = normalized.recv_cq,
+			.srq = normalized.srq,
 			.state = IBV_QPS_RESET,
-			.qp_type = own.qp_type,
+			.qp_type = normalized.qp_type,
 		};
 		rc = soft_queues_create(qp);
 	}
@@ -190,7 +191,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 	rc = soft_qp_number_assign(qp);
 	if (!rc) {
 		qp->ibv.handle = qp->ibv.qp_num;
-		soft_list_append(&soft_context_of(context)->qps, &qp->of_context);
+		soft_list_append(&soft_context_of(context)->qps, &qp->context_node);
 		count_users(qp, 1);
 		if (qp->transport->created)
 			qp->transport->created();
@@ -221,13 +222,13 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	soft_qp_enter_reset(qp);
 	SOFT_TRACE(destroyed, qp);
 	soft_qp_number_release(ibv->qp_num);
-	soft_list_remove(&qp->of_context);
+	soft_list_remove(&qp->context_node);
 	count_users(qp, -1);
-	soft_async_forget(soft_context_of(ibv->context), ibv);
+	soft_async_drop_events(soft_context_of(ibv->context), ibv);
 	soft_unlock();
 
-	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
-			&ibv->events_completed, &qp->async_events_retrieved);
+	soft_async_await_acks(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
+			      &ibv->events_completed, &qp->async_events_retrieved);
 	pthread_cond_destroy(&ibv->cond);
 	pthread_mutex_destroy(&ibv->mutex);
 	soft_batch_destroy(qp->batch);
@@ -257,7 +258,7 @@ static void stop_timers(struct soft_qp *qp)
 void soft_qp_enter_reset(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	qp->link_down = NULL;
+	qp->on_link_down = NULL;
 	stop_timers(qp);
 	set_state(qp, IBV_QPS_RESET); /* set first, because no completions are reported in RESET */
 	soft_links->revoke_requests(qp);
@@ -267,9 +268,9 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	 * again. Completions of XRC shared receive queues stay, because the application would lose
 	 * their receives. */
 	if (qp->ibv.send_cq)
-		soft_cq_forget(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
+		soft_cq_discard(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
 	if (qp->ibv.recv_cq)
-		soft_cq_forget(soft_cq_of(qp->ibv.recv_cq), qp->ibv.qp_num);
+		soft_cq_discard(soft_cq_of(qp->ibv.recv_cq), qp->ibv.qp_num);
 	memset(&qp->attr, 0, sizeof(qp->attr));
 	qp->stream_from_cm = qp->stream_lost = qp->no_peer = false;
 	qp->comm_established = qp->draining = false;
@@ -322,38 +323,38 @@ void soft_qp_check_drained(struct soft_qp *qp)
 
 /* Connection timeouts for peers on this host and on other hosts. Between hosts, the first packets
  * may be lost, and TCP retransmits them after 1, 3 and 7 s. */
-#define CONNECTING_NS 500000000u
-#define CONNECTING_REMOTE_NS 5000000000u
+#define CONNECT_TIMEOUT_NS 500000000u
+#define REMOTE_CONNECT_TIMEOUT_NS 5000000000u
 
 uint64_t soft_qp_retry_time(const struct soft_qp *qp)
 {
 	return ((uint64_t)4096 << qp->attr.timeout) * (qp->attr.retry_cnt + 1u);
 }
 
-static uint64_t connecting_time(const struct soft_qp *qp)
+static uint64_t connect_timeout(const struct soft_qp *qp)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
 
-	if (!ah->is_global || soft_gid_is_of_host(&ah->grh.dgid))
-		return CONNECTING_NS;
-	return soft_links->silence_limit() < CONNECTING_REMOTE_NS ? soft_links->silence_limit()
-								  : CONNECTING_REMOTE_NS;
+	if (!ah->is_global || soft_gid_is_on_this_host(&ah->grh.dgid))
+		return CONNECT_TIMEOUT_NS;
+	return soft_links->silence_limit() < REMOTE_CONNECT_TIMEOUT_NS ? soft_links->silence_limit()
+								       : REMOTE_CONNECT_TIMEOUT_NS;
 }
 
 /* Start the timer after which the queue pair gives up on an unreachable peer, if the timer is not
  * already running. It covers all attempts, each of which takes 4.096 us * 2^timeout
- * (IBTA 9.7.6.1.3), but at least `least_ns` and at most a minute. If the timeout attribute is 0,
+ * (IBTA 9.7.6.1.3), but at least `min_ns` and at most a minute. If the timeout attribute is 0,
  * there is no timer and requests wait forever. UC does not have this attribute and uses
- * `least_ns`. */
-static void start_reach_timer(struct soft_qp *qp, uint64_t least_ns)
+ * `min_ns`. */
+static void start_reach_timer(struct soft_qp *qp, uint64_t min_ns)
 {
-	const uint64_t most_ns = 60000000000u;
+	const uint64_t max_ns = 60000000000u;
 	uint64_t time = soft_qp_retry_time(qp);
 
 	if ((qp->attr.timeout || soft_qp_is_uc(qp)) && !qp->reach_timer.running)
-		soft_timer_start(&qp->reach_timer, soft_now() + (time < least_ns  ? least_ns
-								 : time > most_ns ? most_ns
-										  : time));
+		soft_timer_start(&qp->reach_timer, soft_now() + (time < min_ns   ? min_ns
+								 : time > max_ns ? max_ns
+										 : time));
 }
 
 void soft_qp_kick(struct soft_qp *qp)
@@ -383,13 +384,13 @@ void soft_qp_kick(struct soft_qp *qp)
 	else if (!qp->link ||
 		 qp->link->state !=
 			 SOFT_LINK_SELECTING) /* a link in SELECTING already has a peer */
-		start_reach_timer(qp, qp->stream_lost ? 0 : connecting_time(qp));
+		start_reach_timer(qp, qp->stream_lost ? 0 : connect_timeout(qp));
 }
 
 void soft_qp_stall(struct soft_qp *qp)
 {
 	if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_qp_is_uc(qp))
-		start_reach_timer(qp, CONNECTING_NS);
+		start_reach_timer(qp, CONNECT_TIMEOUT_NS);
 }
 
 void soft_qp_end_with_peer(struct ibv_qp *ibv)
@@ -401,7 +402,7 @@ void soft_qp_end_with_peer(struct ibv_qp *ibv)
 
 /* Returns whether `error` means that the peer or the path has disappeared. Other errors mean that
  * one side has aborted the connection. */
-static bool is_silence(int error)
+static bool is_peer_loss(int error)
 {
 	switch (error) {
 	case 0:
@@ -419,11 +420,11 @@ static bool is_silence(int error)
 
 void soft_qp_link_ended(struct soft_qp *qp, int error)
 {
-	void (*link_down)(struct soft_qp *qp, void *owner, int error) = qp->link_down;
+	void (*on_link_down)(struct soft_qp *qp, void *owner, int error) = qp->on_link_down;
 
 	bool alive = qp->ibv.state != IBV_QPS_ERR && qp->ibv.state != IBV_QPS_RESET;
 
-	qp->link_down = NULL;
+	qp->on_link_down = NULL;
 	if (soft_qp_is_uc(qp) && !qp->stream_from_cm) {
 		/* UC raises no event when it loses its link (IBTA 9.8.2). Messages are lost until a
 		 * new link is established. */
@@ -439,13 +440,13 @@ void soft_qp_link_ended(struct soft_qp *qp, int error)
 		qp->transport->discard_sends(qp);
 	} else if (alive) {
 		bool outstanding = qp->sq.oldest != qp->sq.tail;
-		bool ends = !is_silence(error) || (error && qp->ends_with_peer);
+		bool fails_now = !is_peer_loss(error) || (error && qp->ends_with_peer);
 
-		if (ends)
+		if (fails_now)
 			soft_qp_event(qp, IBV_EVENT_QP_FATAL);
-		if (ends && !outstanding)
+		if (fails_now && !outstanding)
 			soft_qp_error(qp);
-		else if (ends || (outstanding && error == ETIMEDOUT)) /* retries exhausted */
+		else if (fails_now || (outstanding && error == ETIMEDOUT)) /* retries exhausted */
 			soft_send_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR
 							   : IBV_WC_RETRY_EXC_ERR);
 		/* The peer has destroyed its queue pair, or its process has ended, so it will not
@@ -455,15 +456,15 @@ void soft_qp_link_ended(struct soft_qp *qp, int error)
 		else if (outstanding)
 			start_reach_timer(qp, 0);
 	}
-	if (link_down)
-		link_down(qp, qp->link_owner, error);
+	if (on_link_down)
+		on_link_down(qp, qp->link_owner, error);
 }
 
 /* ---- modify -------------------------------------------------------------------------------- */
 
 /* Check that the mask contains every attribute that abi/qp_states.h requires for the transition,
  * and no attribute that it does not allow. Returns 0 or EINVAL. */
-static int check_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t mask)
+static int check_transition(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t mask)
 {
 	static const struct step {
 		uint8_t type, from, to;
@@ -492,10 +493,10 @@ static int check_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t m
 	return mask ? soft_refuse_attributes("MASK_UNEXPECTED", mask) : 0;
 }
 
-/* Validate the attribute values (ibv_modify_qp(3)). If `has_route` is set, skip the check that the
- * kernel has a route to the peer. Returns 0 or an errno value. */
+/* Validate the attribute values (ibv_modify_qp(3)). If `skip_route_check` is set, skip the check
+ * that the kernel has a route to the peer. Returns 0 or an errno value. */
 static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, int mask,
-			bool has_route)
+			bool skip_route_check)
 {
 	struct soft_gid own;
 	/* Accept rights that only apply to regions, because programs pass the same rights here as
@@ -533,41 +534,41 @@ static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, in
 
 	if (rc || !(mask & IBV_QP_AV))
 		return rc;
-	if (!has_route)
-		return soft_ah_source(hca, &attr->ah_attr, &own);
+	if (!skip_route_check)
+		return soft_ah_get_source(hca, &attr->ah_attr, &own);
 	return soft_gid_at(hca, attr->ah_attr.grh.sgid_index, &own)
 		       ? soft_refuse_value("SGID_INDEX", "sgid_index", attr->ah_attr.grh.sgid_index)
 		       : 0;
 }
 
-#define TAKE(bit, member)                                                                          \
+#define COPY(bit, member)                                                                          \
 	do {                                                                                       \
 		if (mask & (bit))                                                                  \
 			own->member = attr->member;                                                \
 	} while (0)
 
-static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int mask)
+static void apply_attr(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int mask)
 {
-	TAKE(IBV_QP_EN_SQD_ASYNC_NOTIFY, en_sqd_async_notify);
-	TAKE(IBV_QP_ACCESS_FLAGS, qp_access_flags);
-	TAKE(IBV_QP_PKEY_INDEX, pkey_index);
-	TAKE(IBV_QP_QKEY, qkey);
-	TAKE(IBV_QP_PORT, port_num);
-	TAKE(IBV_QP_AV, ah_attr);
-	TAKE(IBV_QP_PATH_MTU, path_mtu);
-	TAKE(IBV_QP_TIMEOUT, timeout);
-	TAKE(IBV_QP_RETRY_CNT, retry_cnt);
-	TAKE(IBV_QP_RNR_RETRY, rnr_retry);
-	TAKE(IBV_QP_RQ_PSN, rq_psn);
-	TAKE(IBV_QP_SQ_PSN, sq_psn);
-	TAKE(IBV_QP_MAX_QP_RD_ATOMIC, max_rd_atomic);
-	TAKE(IBV_QP_MAX_DEST_RD_ATOMIC, max_dest_rd_atomic);
-	TAKE(IBV_QP_MIN_RNR_TIMER, min_rnr_timer);
-	TAKE(IBV_QP_DEST_QPN, dest_qp_num);
+	COPY(IBV_QP_EN_SQD_ASYNC_NOTIFY, en_sqd_async_notify);
+	COPY(IBV_QP_ACCESS_FLAGS, qp_access_flags);
+	COPY(IBV_QP_PKEY_INDEX, pkey_index);
+	COPY(IBV_QP_QKEY, qkey);
+	COPY(IBV_QP_PORT, port_num);
+	COPY(IBV_QP_AV, ah_attr);
+	COPY(IBV_QP_PATH_MTU, path_mtu);
+	COPY(IBV_QP_TIMEOUT, timeout);
+	COPY(IBV_QP_RETRY_CNT, retry_cnt);
+	COPY(IBV_QP_RNR_RETRY, rnr_retry);
+	COPY(IBV_QP_RQ_PSN, rq_psn);
+	COPY(IBV_QP_SQ_PSN, sq_psn);
+	COPY(IBV_QP_MAX_QP_RD_ATOMIC, max_rd_atomic);
+	COPY(IBV_QP_MAX_DEST_RD_ATOMIC, max_dest_rd_atomic);
+	COPY(IBV_QP_MIN_RNR_TIMER, min_rnr_timer);
+	COPY(IBV_QP_DEST_QPN, dest_qp_num);
 	own->rq_psn &= SOFT_PSN_MASK;
 	own->sq_psn &= SOFT_PSN_MASK;
 }
-#undef TAKE
+#undef COPY
 
 /* Returns whether the queue pair connects in RTS instead of RTR. An XRC_SEND queue pair receives no
  * requests, and must tell its peer the PSN of its first request, which is unknown before RTS. */
@@ -594,7 +595,7 @@ static int relevant_mask(enum ibv_qp_type type, int mask)
  * an errno value. */
 static int begin_link(struct soft_qp *qp, enum ibv_qp_state from)
 {
-	int rc = soft_links->begin(qp);
+	int rc = soft_links->connect(qp);
 
 	if (rc)
 		set_state(qp, from);
@@ -602,7 +603,7 @@ static int begin_link(struct soft_qp *qp, enum ibv_qp_state from)
 }
 
 static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_mask,
-		  enum ibv_qp_state to, bool has_route)
+		  enum ibv_qp_state to, bool skip_route_check)
 {
 	struct soft_qp *qp = soft_qp_of(ibv);
 	enum ibv_qp_state from = ibv->state;
@@ -615,10 +616,10 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 		return rc;
 	if (attr_mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)
 		return soft_refuse_value("CUR_STATE", "cur_qp_state", attr->cur_qp_state);
-	rc = check_step(qp, to, (uint32_t)attr_mask);
+	rc = check_transition(qp, to, (uint32_t)attr_mask);
 	if (rc)
 		return rc;
-	rc = check_values(soft_hca_of(ibv->context), attr, attr_mask, has_route);
+	rc = check_values(soft_hca_of(ibv->context), attr, attr_mask, skip_route_check);
 	if (rc)
 		return rc;
 	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && qp->transport->prepare) {
@@ -630,7 +631,7 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 	}
 	if (rc)
 		return soft_refuse(rc, "LINK");
-	apply(&qp->attr, attr, attr_mask);
+	apply_attr(&qp->attr, attr, attr_mask);
 	if (attr_mask & IBV_QP_RNR_RETRY)
 		qp->rnr_retries_remaining = qp->attr.rnr_retry;
 	if (attr_mask & IBV_QP_RETRY_CNT)
@@ -663,7 +664,7 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 			rc = begin_link(qp, from);
 		if (rc)
 			return rc;
-		soft_links->ready(qp, from == IBV_QPS_RTR);
+		soft_links->entered_rts(qp, from == IBV_QPS_RTR);
 		soft_qp_kick(qp);
 		return 0;
 	default:
@@ -673,11 +674,11 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 }
 
 int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mask,
-			  bool has_route)
+			  bool skip_route_check)
 {
 	soft_assert_locked();
 	enum ibv_qp_state to = attr_mask & IBV_QP_STATE ? attr->qp_state : ibv->state;
-	int rc = modify(ibv, attr, relevant_mask(ibv->qp_type, attr_mask), to, has_route);
+	int rc = modify(ibv, attr, relevant_mask(ibv->qp_type, attr_mask), to, skip_route_check);
 
 	if (rc) {
 		const struct soft_refusal_note note = soft_refusal_take(rc);
@@ -689,9 +690,11 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr
 
 int soft_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask)
 {
+	const bool skip_route_check = false;
+
 	soft_engine_check_descriptors();
 	soft_lock();
-	int rc = soft_modify_qp_locked(qp, attr, attr_mask, false);
+	int rc = soft_modify_qp_locked(qp, attr, attr_mask, skip_route_check);
 
 	soft_unlock();
 	return rc;
@@ -710,7 +713,7 @@ int soft_ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mas
 	attr->cap = qp->cap;
 	attr->sq_draining = qp->draining;
 	if (ibv->state != IBV_QPS_RESET && ibv->state != IBV_QPS_INIT) {
-		attr->rq_psn = qp->responder.psn;
+		attr->rq_psn = qp->responder.expected_psn;
 		attr->sq_psn = soft_send_psn(qp, qp->sq.next);
 	}
 	soft_unlock();
@@ -729,11 +732,11 @@ int soft_ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mas
 /* ---- for the connection manager ------------------------------------------------------------ */
 
 void soft_qp_on_link_down(struct soft_qp *qp,
-			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
+			  void (*on_link_down)(struct soft_qp *qp, void *owner, int error),
 			  void *owner)
 {
 	soft_assert_locked();
-	qp->link_down = link_down;
+	qp->on_link_down = on_link_down;
 	qp->link_owner = owner;
 }
 

@@ -50,9 +50,10 @@ static int check_domain(const struct ibv_context *context, const struct ibv_qp_i
 		       : soft_refuse(EINVAL, "FOREIGN_OBJECT");
 }
 
-static int check(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
+static int check_attr(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
 {
-	uint32_t flags = attr->qp_type == IBV_QPT_UD ? IBV_QP_CREATE_BLOCK_SELF_MCAST_LB : 0;
+	uint32_t supported_flags =
+		attr->qp_type == IBV_QPT_UD ? IBV_QP_CREATE_BLOCK_SELF_MCAST_LB : 0;
 	const uint32_t known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD |
 			       IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER |
 			       IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH |
@@ -62,7 +63,7 @@ static int check(const struct ibv_context *context, const struct ibv_qp_init_att
 		return soft_refuse_value("FLAGS", "comp_mask", attr->comp_mask);
 	if (attr->comp_mask & (IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH))
 		return soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
-	if (flags_of(attr) & ~flags ||
+	if (flags_of(attr) & ~supported_flags ||
 	    (attr->comp_mask & IBV_QP_INIT_ATTR_MAX_TSO_HEADER && attr->max_tso_header))
 		return soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS &&
@@ -84,16 +85,16 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 	};
 	struct soft_batch *batch = NULL;
 	struct ibv_qp *ibv = NULL;
-	bool target = attr->qp_type == IBV_QPT_XRC_RECV;
-	int rc = check(context, attr);
+	bool is_xrc_recv = attr->qp_type == IBV_QPT_XRC_RECV;
+	int rc = check_attr(context, attr);
 
 	if (!rc && attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
 		batch = soft_batch_create(attr->send_ops_flags);
 		rc = batch ? 0 : ENOMEM;
 	}
 	if (!rc) {
-		ibv = soft_qp_create(context, target ? NULL : attr->pd,
-				     target ? soft_xrcd_of(attr->xrcd) : NULL, &init);
+		ibv = soft_qp_create(context, is_xrc_recv ? NULL : attr->pd,
+				     is_xrc_recv ? soft_xrcd_of(attr->xrcd) : NULL, &init);
 		rc = ibv ? 0 : errno;
 	}
 	if (rc) {
@@ -102,10 +103,10 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 						soft_finish_create(rc, NULL));
 	}
 	attr->cap = init.cap;
-	soft_qp_of(ibv)->block_self_multicast = flags_of(attr);
+	soft_qp_of(ibv)->block_self_multicast = flags_of(attr); /* the only supported flag */
 	if (batch) {
 		soft_qp_of(ibv)->batch = batch;
-		soft_batch_calls(&soft_qp_of(ibv)->ex);
+		soft_batch_set_calls(&soft_qp_of(ibv)->ex);
 	}
 	return ibv;
 }

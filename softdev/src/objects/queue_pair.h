@@ -26,13 +26,13 @@ struct soft_send_wqe {
 	uint32_t psns; /* number of PSNs */
 	uint32_t immediate; /* network byte order */
 	uint32_t length;
-	uint32_t request; /* request number in the trace, or 0 */
+	uint32_t trace_request; /* request number in the trace, or 0 */
 	uint8_t opcode; /* enum ibv_wr_opcode */
 	uint8_t flags; /* enum ibv_send_flags */
 	uint8_t num_sge;
 	uint8_t status; /* enum ibv_wc_status; the request is not sent if this is an error */
 	bool local; /* true for BIND_MW and LOCAL_INV, which have no PSNs */
-	bool done; /* whether a local request has been executed */
+	bool executed; /* whether a local request has been executed */
 };
 
 /* The destination of a UD request. */
@@ -46,7 +46,7 @@ struct soft_destination {
  * free-running too, and only their lower 24 bits are sent. */
 struct soft_send_queue {
 	struct soft_send_wqe *slots;
-	uint8_t *lists; /* SGEs or inline data of each slot */
+	uint8_t *slot_data; /* SGEs or inline data of each slot */
 	struct soft_destination *destinations; /* one per slot for UD, otherwise NULL */
 	uint32_t mask;
 	uint32_t oldest; /* oldest request that has not completed */
@@ -75,7 +75,7 @@ struct soft_recv_wqe {
 	uint64_t wr_id;
 	uint64_t length; /* total length of all SGEs */
 	uint32_t num_sge;
-	uint32_t request; /* request number in the trace, or 0 */
+	uint32_t trace_request; /* request number in the trace, or 0 */
 };
 
 /* The receive queue of a queue pair, or a shared receive queue. A queue pair with a shared receive
@@ -100,7 +100,8 @@ struct soft_response {
 	uint32_t msn; /* MSN when the request was accepted */
 	uint8_t opcode; /* SOFT_READ_DATA or SOFT_ATOMIC_DATA */
 	bool partly_sent; /* whether part of the response has been sent */
-	bool is_uncounted; /* whether the request is a duplicate, a FLUSH or an ATOMIC WRITE */
+	/* whether the requester may not count the request: a duplicate, FLUSH or ATOMIC WRITE */
+	bool may_be_uncounted;
 	bool refused; /* whether a NAK replaces the rest */
 	union {
 		struct {
@@ -111,30 +112,30 @@ struct soft_response {
 	};
 };
 
-enum { SOFT_KNOWN_EMPTY = 16 };
+enum { SOFT_KNOWN_EMPTY_READS = 16 };
 
 /* An executed READ or atomic, which the peer may request again. */
 struct soft_known_read {
 	uint32_t psn;
 	uint32_t psns;
 	uint32_t rkey;
-	uint32_t uncounted; /* bytes of a READ that have not been counted as read by the peer */
+	uint32_t uncounted_bytes; /* bytes of a READ not yet counted as read by the peer */
 	uint8_t opcode; /* SOFT_READ or an atomic opcode */
 	uint8_t result[SOFT_ATOMIC_RESULT]; /* old value of an atomic */
 };
 
 struct soft_responder {
-	uint32_t psn; /* next expected PSN */
-	uint32_t acked; /* last PSN acknowledged to the requester */
+	uint32_t expected_psn; /* PSN of the next request */
+	uint32_t acked_psn; /* last PSN acknowledged to the requester */
 	uint32_t msn; /* number of messages completed */
 	bool awaiting_resend; /* whether the frame that the last NAK requested is still missing */
 	bool failed; /* whether a NAK that ends the queue pair is queued */
 	/* The members up to `srq_num` describe the current message. */
-	bool active; /* whether more frames of the message will arrive */
+	bool in_message; /* whether more frames of the message will arrive */
 	bool has_receive; /* whether it uses the receive at the head of the queue */
 	uint8_t opcode;
 	uint8_t flags; /* flags of the latest frame */
-	uint32_t first; /* first PSN */
+	uint32_t first_psn;
 	uint32_t dma_length;
 	uint32_t rkey; /* key for a WRITE, or the key to invalidate after a SEND */
 	uint64_t address;
@@ -146,10 +147,11 @@ struct soft_responder {
 	uint32_t response_head;
 	uint32_t response_tail;
 	uint32_t copied_bytes; /* total size of all `copy` buffers (read_order.c) */
-	struct soft_known_read *known; /* latest READs and atomics, one per response slot */
-	uint32_t known_count;
-	uint32_t empty[SOFT_KNOWN_EMPTY]; /* PSNs of the latest FLUSHes and ATOMIC WRITEs */
-	uint32_t empty_count;
+	struct soft_known_read *known_reads; /* latest READs and atomics, one per response slot */
+	uint32_t known_read_count;
+	/* PSNs of the latest FLUSHes and ATOMIC WRITEs */
+	uint32_t empty_read_psns[SOFT_KNOWN_EMPTY_READS];
+	uint32_t empty_read_count;
 };
 
 /* A frame to send. The queue pair is updated (`commit`) only after the path has accepted the frame,
@@ -201,7 +203,7 @@ struct soft_qp {
 		struct ibv_qp_ex_newer newer;
 	};
 	struct soft_batch *batch; /* state of the wr_* calls (wr.c); NULL if not requested */
-	struct soft_node of_context;
+	struct soft_node context_node;
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
 	bool sq_sig_all;
@@ -230,7 +232,7 @@ struct soft_qp {
 	struct soft_timer retry_timer;
 	struct soft_timer reach_timer; /* runs while requests cannot be sent or answered */
 	struct soft_node attachments; /* multicast groups (multicast.c) */
-	void (*link_down)(struct soft_qp *qp, void *owner, int error);
+	void (*on_link_down)(struct soft_qp *qp, void *owner, int error);
 	void *link_owner;
 	uint32_t async_events_retrieved; /* protected by ibv.mutex */
 };
@@ -274,6 +276,11 @@ static inline uint32_t soft_psn_add(uint32_t psn, uint32_t count)
 	return (psn + count) & SOFT_PSN_MASK;
 }
 
+static inline uint32_t soft_psn_prev(uint32_t psn)
+{
+	return (psn - 1) & SOFT_PSN_MASK;
+}
+
 /* Returns whether `psn` precedes `other` in the circular PSN space (IBTA 9.7.4.1.2). */
 static inline bool soft_psn_before(uint32_t psn, uint32_t other)
 {
@@ -288,7 +295,7 @@ static inline uint32_t soft_mtu_shift(const struct soft_qp *qp)
 }
 
 /* Returns the number of PSNs that `length` bytes occupy (IBTA 9.7.1). */
-static inline uint32_t soft_psns(const struct soft_qp *qp, uint32_t length)
+static inline uint32_t soft_psn_count(const struct soft_qp *qp, uint32_t length)
 {
 	return length ? ((length - 1) >> soft_mtu_shift(qp)) + 1 : 1;
 }
@@ -315,7 +322,7 @@ static inline bool soft_trim(const struct soft_qp *qp, struct soft_frame *frame,
 {
 	uint32_t behind = (expected - frame->psn) & SOFT_PSN_MASK;
 
-	if (behind >= soft_psns(qp, frame->length))
+	if (behind >= soft_psn_count(qp, frame->length))
 		return false;
 	frame->skip = behind << soft_mtu_shift(qp);
 	return true;
@@ -326,9 +333,9 @@ static inline struct soft_send_wqe *soft_send_at(const struct soft_qp *qp, uint3
 	return &qp->sq.slots[index & qp->sq.mask];
 }
 
-/* Returns the size of a slot in `lists` in bytes, aligned for SGEs. The SGEs fit into the slot,
+/* Returns the size of a slot in `slot_data` in bytes, aligned for SGEs. The SGEs fit into the slot,
  * because soft_qp_create() makes max_inline_data at least as large as max_send_sge SGEs. */
-static inline size_t soft_send_list_size(const struct soft_qp *qp)
+static inline size_t soft_send_slot_data_size(const struct soft_qp *qp)
 {
 	enum { ALIGNED = sizeof(uint64_t) };
 
@@ -337,7 +344,7 @@ static inline size_t soft_send_list_size(const struct soft_qp *qp)
 
 static inline uint8_t *soft_send_inline(const struct soft_qp *qp, uint32_t index)
 {
-	return &qp->sq.lists[(index & qp->sq.mask) * soft_send_list_size(qp)];
+	return &qp->sq.slot_data[(index & qp->sq.mask) * soft_send_slot_data_size(qp)];
 }
 
 static inline struct ibv_sge *soft_send_sges(const struct soft_qp *qp, uint32_t index)
@@ -462,7 +469,7 @@ int soft_get_srq_num(struct ibv_srq *srq, uint32_t *srq_num);
 /* Make sure that a receive for the current message is at the head of the queue pair's own queue. If
  * that queue is empty, take a receive from the shared receive queue, so that other queue pairs
  * cannot use it. Returns false if no receive is available. */
-bool soft_receive_ready(struct soft_qp *qp);
+bool soft_acquire_receive(struct soft_qp *qp);
 
 struct soft_qp *soft_qp_of(struct ibv_qp *qp);
 
@@ -473,18 +480,18 @@ struct soft_qp *soft_qp_find(uint32_t qp_num);
  * closed the stream in an orderly way, otherwise an errno value. The callback is not called after
  * soft_qp_on_link_down(qp, NULL, NULL), or after the queue pair has been destroyed or reset. */
 void soft_qp_on_link_down(struct soft_qp *qp,
-			  void (*link_down)(struct soft_qp *qp, void *owner, int error),
+			  void (*on_link_down)(struct soft_qp *qp, void *owner, int error),
 			  void *owner);
 
 /* Disconnect from the peer. This moves the queue pair to ERR, which flushes all work requests and
- * closes the stream. The `link_down` callback runs when the peer has closed its end, or after two
- * seconds. Returns 0, or ENOTCONN if there is no stream. */
+ * closes the stream. The `on_link_down` callback runs when the peer has closed its end, or after
+ * two seconds. Returns 0, or ENOTCONN if there is no stream. */
 int soft_qp_disconnect(struct soft_qp *qp);
 
-/* Implement ibv_modify_qp(3) for callers that hold the lock. If `has_route` is set, skips the check
- * that the kernel has a route to the peer. */
+/* Implement ibv_modify_qp(3) for callers that hold the lock. If `skip_route_check` is set, skips
+ * the check that the kernel has a route to the peer. */
 int soft_modify_qp_locked(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask,
-			  bool has_route);
+			  bool skip_route_check);
 
 /* qp.c */
 /* Create a queue pair in the protection domain `pd` (ibv_create_qp(3)), or an XRC_RECV queue
@@ -558,8 +565,9 @@ void soft_flush(struct soft_qp *qp);
 
 /* Convert bytes [offset, offset + length) of an SGE list to at most `room` iovecs (scatter.c).
  * Returns the number of iovecs, or -1 if access is not allowed. */
-int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
-		  uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov, int room);
+int soft_sge_to_iovecs(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
+		       uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov,
+		       int room);
 
 /* Returns whether part of the request has been transmitted. */
 static inline bool soft_send_has_begun(const struct soft_qp *qp, const struct soft_send_wqe *send)

@@ -110,11 +110,12 @@ int soft_queues_create(struct soft_qp *qp)
 		return rc;
 	qp->sq.mask = sends - 1;
 	qp->sq.slots = soft_queue_alloc(pd, sends, sizeof(*qp->sq.slots), SOFT_SEND_QUEUE);
-	qp->sq.lists = soft_queue_alloc(pd, sends, soft_send_list_size(qp), SOFT_SEND_QUEUE);
+	qp->sq.slot_data =
+		soft_queue_alloc(pd, sends, soft_send_slot_data_size(qp), SOFT_SEND_QUEUE);
 	if (soft_qp_is_ud(qp))
 		qp->sq.destinations =
 			soft_queue_alloc(pd, sends, sizeof(*qp->sq.destinations), SOFT_SEND_QUEUE);
-	if (qp->sq.slots && qp->sq.lists && (qp->sq.destinations || !soft_qp_is_ud(qp)))
+	if (qp->sq.slots && qp->sq.slot_data && (qp->sq.destinations || !soft_qp_is_ud(qp)))
 		return 0;
 	soft_queues_destroy(qp);
 	return ENOMEM;
@@ -123,11 +124,11 @@ int soft_queues_create(struct soft_qp *qp)
 void soft_queues_destroy(struct soft_qp *qp)
 {
 	soft_queue_free(qp->sq.slots);
-	soft_queue_free(qp->sq.lists);
+	soft_queue_free(qp->sq.slot_data);
 	soft_queue_free(qp->sq.destinations);
 	soft_receive_queue_destroy(&qp->rq);
-	if (qp->transport->forget)
-		qp->transport->forget(qp);
+	if (qp->transport->unprepare)
+		qp->transport->unprepare(qp);
 }
 
 /* Discard all posted requests. In RESET, they generate no completions (IBTA 10.3.1.1). */
@@ -135,6 +136,6 @@ void soft_queues_reset(struct soft_qp *qp)
 {
 	qp->sq.oldest = qp->sq.next = qp->sq.tail = qp->sq.reads = 0;
 	qp->rq.head = qp->rq.tail = 0;
-	if (qp->transport->forget)
-		qp->transport->forget(qp);
+	if (qp->transport->unprepare)
+		qp->transport->unprepare(qp);
 }

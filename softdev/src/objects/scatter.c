@@ -4,8 +4,9 @@
 
 #include "objects.h"
 
-int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
-		  uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov, int room)
+int soft_sge_to_iovecs(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
+		       uint64_t offset, uint32_t length, unsigned rights, struct iovec *iov,
+		       int room)
 {
 	int count = 0;
 

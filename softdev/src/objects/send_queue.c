@@ -9,23 +9,23 @@
 
 bool soft_send_execute_local(struct soft_qp *qp, struct soft_send_wqe *send, uint32_t reads)
 {
-	if (send->done)
+	if (send->executed)
 		return true;
 	if (qp->ibv.state != IBV_QPS_RTS || send->status || (reads && send->flags & IBV_SEND_FENCE))
 		return false;
-	send->done = send->opcode == IBV_WR_BIND_MW ? soft_bind(qp, send)
-						    : !soft_invalidate(qp, send->rkey);
-	if (!send->done)
+	send->executed = send->opcode == IBV_WR_BIND_MW ? soft_bind_execute(qp, send)
+							: !soft_invalidate(qp, send->rkey);
+	if (!send->executed)
 		send->status =
 			IBV_WC_MW_BIND_ERR; /* memory management operation error (IBTA 11.6.2) */
-	return send->done;
+	return send->executed;
 }
 
 void soft_send_complete_local(struct soft_qp *qp)
 {
 	struct soft_send_queue *sq = &qp->sq;
 
-	while (sq->next != sq->tail && soft_send_at(qp, sq->next)->done)
+	while (sq->next != sq->tail && soft_send_at(qp, sq->next)->executed)
 		sq->next++;
 	while (sq->oldest != sq->next && soft_send_at(qp, sq->oldest)->local)
 		soft_complete_send(qp, IBV_WC_SUCCESS);
@@ -51,6 +51,7 @@ void soft_send_advance(struct soft_qp *qp)
 	    soft_send_at(qp, sq->oldest)->status && may_fail_oldest(qp))
 		soft_send_fail(qp, soft_send_at(qp, sq->oldest)->status);
 }
+
 void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status)
 {
 	soft_links->revoke_requests(qp);

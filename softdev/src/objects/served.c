@@ -43,7 +43,7 @@ void soft_exclude_from_served(uint32_t rkey)
 	soft_lock();
 	range = soft_range_find(rkey);
 	if (range)
-		range->not_served = true;
+		range->excluded_from_served = true;
 	soft_unlock();
 }
 
@@ -52,11 +52,11 @@ bool soft_counts_reads_of(const struct soft_qp *qp, uint32_t rkey)
 	soft_assert_locked();
 	const struct soft_range *range = qp->served ? soft_range_find(rkey) : NULL;
 
-	return range && !range->not_served;
+	return range && !range->excluded_from_served;
 }
 
 /* Add to a counter. Writers hold the lock but readers do not, so the store is atomic. */
-static void add(uint64_t *count, uint64_t bytes)
+static void add_bytes(uint64_t *count, uint64_t bytes)
 {
 	__atomic_store_n(count, *count + bytes, __ATOMIC_RELAXED);
 }
@@ -65,12 +65,12 @@ void soft_count_read(struct soft_qp *qp, uint64_t bytes)
 {
 	soft_assert_locked();
 	if (qp->served)
-		add(&qp->served->bytes_read, bytes);
+		add_bytes(&qp->served->bytes_read, bytes);
 }
 
 void soft_count_written(struct soft_qp *qp, uint64_t bytes)
 {
 	soft_assert_locked();
 	if (qp->served)
-		add(&qp->served->bytes_written, bytes);
+		add_bytes(&qp->served->bytes_written, bytes);
 }

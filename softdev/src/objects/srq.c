@@ -16,7 +16,7 @@ static struct soft_srq *message_srq(const struct soft_qp *qp)
 	return qp->ibv.srq ? soft_srq_of(qp->ibv.srq) : NULL;
 }
 
-bool soft_receive_ready(struct soft_qp *qp)
+bool soft_acquire_receive(struct soft_qp *qp)
 {
 	/* An XRC message cannot use a receive that came from another shared receive queue. */
 	if (qp->rq.head != qp->rq.tail)
@@ -36,13 +36,13 @@ bool soft_receive_ready(struct soft_qp *qp)
 		};
 
 		srq->limit = 0;
-		soft_async_event(soft_context_of(srq->ibv.context), &event);
+		soft_async_queue_event(soft_context_of(srq->ibv.context), &event);
 	}
 	return true;
 }
 
 /* Release everything except the structure itself. */
-static void finish(struct soft_srq *srq)
+static void destroy_members(struct soft_srq *srq)
 {
 	pthread_cond_destroy(&srq->ibv.cond);
 	pthread_mutex_destroy(&srq->ibv.mutex);
@@ -86,7 +86,7 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 	}
 	soft_unlock();
 	if (rc)
-		finish(srq);
+		destroy_members(srq);
 	return soft_finish_create(rc, srq);
 }
 
@@ -240,12 +240,12 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 		soft_xrc_remove(srq);
 		soft_cq_of(srq->cq)->users--;
 	}
-	soft_async_forget(soft_context_of(ibv->context), ibv);
+	soft_async_drop_events(soft_context_of(ibv->context), ibv);
 	soft_unlock();
 
-	soft_async_wait(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
-			&ibv->events_completed, &srq->async_events_retrieved);
-	finish(srq);
+	soft_async_await_acks(soft_context_of(ibv->context), &ibv->mutex, &ibv->cond,
+			      &ibv->events_completed, &srq->async_events_retrieved);
+	destroy_members(srq);
 	free(srq);
 	return 0;
 }

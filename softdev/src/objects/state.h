@@ -20,8 +20,8 @@ struct soft_hca {
 	 * this field match no library's marker. */
 	struct ibv_device device;
 	char provider_marker[1024];
-	uint32_t port; /* bit of the port in port masks */
-	struct soft_node contexts; /* open contexts (soft_context.of_hca) */
+	uint32_t port_bit; /* single bit that represents the port in port masks */
+	struct soft_node contexts; /* open contexts (soft_context.hca_node) */
 	uint32_t bad_qkeys; /* number of messages received with a wrong Q_Key (ibv_query_port(3)) */
 	struct soft_gid gids[SOFT_GIDS];
 	int gid_count;
@@ -42,7 +42,7 @@ struct soft_objects {
 	size_t dm_allocated; /* bytes, at most SOFT_DM_SIZE */
 	struct soft_node pds, dms; /* all protection domains and all device memory */
 
-	struct soft_fd_watch addresses; /* rtnetlink socket for changes of host addresses */
+	struct soft_fd_watch address_watch; /* rtnetlink socket for changes of host addresses */
 
 	/* The callbacks are declared in upper.h. softdev.c sets them. */
 	const struct soft_transport *connected; /* RC and UC */

@@ -15,7 +15,7 @@ struct soft_transport {
 	/* Change the maximum number of READs and atomics that the peer may have outstanding.
 	 * Returns 0 or an errno value. May be NULL. */
 	int (*resize)(struct soft_qp *qp, uint32_t depth);
-	void (*forget)(struct soft_qp *qp); /* reverses `prepare`; safe to repeat; may be NULL */
+	void (*unprepare)(struct soft_qp *qp); /* reverses `prepare`; safe to repeat; may be NULL */
 	void (*output)(struct soft_qp *qp); /* sends the requests that can be sent now */
 	/* Complete all requests of a UC queue pair that cannot send, as if they had been sent. */
 	void (*discard_sends)(struct soft_qp *qp);
@@ -26,12 +26,12 @@ struct soft_transport {
 struct soft_link_calls {
 	/* Start connecting a queue pair that has entered RTR, or RTS if it is of type XRC_SEND. The
 	 * peer may connect first. Returns 0 or an errno value. */
-	int (*begin)(struct soft_qp *qp);
+	int (*connect)(struct soft_qp *qp);
 	/* Connect a UC queue pair again after it has lost its link. */
 	void (*reconnect)(struct soft_qp *qp);
 	/* Called when the queue pair has entered RTS, from RTR if `first` is set. Its PSNs and
 	 * timeout are known now. */
-	void (*ready)(struct soft_qp *qp, bool first);
+	void (*entered_rts)(struct soft_qp *qp, bool first);
 	/* Send the last frames of a queue pair in ERR, and then close its link, if any. */
 	void (*close)(struct soft_qp *qp);
 	/* Detach the queue pair from its link, if any, and close the link. */

@@ -14,12 +14,12 @@ struct soft_batch {
 	bool open;
 	enum soft_refusal refusal; /* the first refusal since wr_start */
 	struct ibv_send_wr refused; /* request at fault; only wr_id and opcode are valid */
-	uint64_t allowed; /* enum ibv_qp_create_send_ops_flags */
+	uint64_t allowed_operations; /* enum ibv_qp_create_send_ops_flags */
 	bool accepts_data;  /* whether data setters apply to the last request */
 	bool accepts_peer; /* whether peer setters apply to the last request */
 	uint32_t count;
-	uint32_t room;
-	/* The arrays have space for `room` requests. */
+	uint32_t capacity;
+	/* The arrays have space for `capacity` requests. */
 	struct ibv_send_wr *wrs;
 	struct ibv_sge *sges;
 	uint8_t *inline_data;
@@ -53,19 +53,19 @@ static void refuse_latest(struct ibv_qp_ex *ex, enum soft_refusal refusal)
 
 /* Returns the number of SGEs to allocate per request. It is at least 1, because an inline request
  * needs an SGE for the copy of its data. */
-static size_t sges_each(const struct soft_qp *qp)
+static size_t sges_per_request(const struct soft_qp *qp)
 {
 	return qp->cap.max_send_sge ? qp->cap.max_send_sge : 1;
 }
 
 static struct ibv_sge *sges_at(const struct soft_qp *qp, uint32_t index)
 {
-	return qp->batch->sges + index * sges_each(qp);
+	return qp->batch->sges + index * sges_per_request(qp);
 }
 
 /* Returns the number of bytes to allocate for inline data per request. Even if max_inline_data is
  * smaller, an atomic write needs SOFT_ATOMIC_WORD bytes. */
-static size_t inline_each(const struct soft_qp *qp)
+static size_t inline_size_per_request(const struct soft_qp *qp)
 {
 	return qp->cap.max_inline_data < SOFT_ATOMIC_WORD ? SOFT_ATOMIC_WORD
 							  : qp->cap.max_inline_data;
@@ -73,7 +73,7 @@ static size_t inline_each(const struct soft_qp *qp)
 
 static uint8_t *inline_at(const struct soft_qp *qp, uint32_t index)
 {
-	return qp->batch->inline_data + index * inline_each(qp);
+	return qp->batch->inline_data + index * inline_size_per_request(qp);
 }
 
 static bool grow_array(void **memory, size_t size)
@@ -88,15 +88,16 @@ static bool grow_array(void **memory, size_t size)
 static bool make_room(struct soft_qp *qp)
 {
 	struct soft_batch *batch = qp->batch;
-	size_t room = batch->room ? (size_t)batch->room * 2 : 4;
+	size_t capacity = batch->capacity ? (size_t)batch->capacity * 2 : 4;
 
-	if (batch->count < batch->room)
+	if (batch->count < batch->capacity)
 		return true;
-	if (!grow_array((void **)&batch->wrs, room * sizeof(*batch->wrs)) ||
-	    !grow_array((void **)&batch->sges, room * sges_each(qp) * sizeof(*batch->sges)) ||
-	    !grow_array((void **)&batch->inline_data, room * inline_each(qp)))
+	if (!grow_array((void **)&batch->wrs, capacity * sizeof(*batch->wrs)) ||
+	    !grow_array((void **)&batch->sges,
+			capacity * sges_per_request(qp) * sizeof(*batch->sges)) ||
+	    !grow_array((void **)&batch->inline_data, capacity * inline_size_per_request(qp)))
 		return false;
-	batch->room = (uint32_t)room;
+	batch->capacity = (uint32_t)capacity;
 	return true;
 }
 
@@ -187,7 +188,8 @@ static void build(struct ibv_qp_ex *ex, struct ibv_send_wr wr)
 	if (!batch->open)
 		return; /* wr_complete reports the error */
 	wr.wr_id = ex->wr_id;
-	if (!(batch->allowed & operation)) /* not in the send_ops_flags of the queue pair */
+	/* The queue pair's send_ops_flags must include the operation. */
+	if (!(batch->allowed_operations & operation))
 		refuse(batch, wr, SOFT_REFUSED_UNSUPPORTED);
 	else if (batch->count == qp->cap.max_send_wr)
 		refuse(batch, wr, SOFT_REFUSED_FULL);
@@ -413,7 +415,7 @@ static void wr_set_xrc_srqn(struct ibv_qp_ex *ex, uint32_t remote_srqn)
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-void soft_batch_calls(struct ibv_qp_ex *ex)
+void soft_batch_set_calls(struct ibv_qp_ex *ex)
 {
 	ex->wr_start = wr_start;
 	ex->wr_complete = wr_complete;
@@ -445,7 +447,7 @@ struct soft_batch *soft_batch_create(uint64_t operations)
 
 	if (!batch)
 		return NULL;
-	batch->allowed = operations;
+	batch->allowed_operations = operations;
 	soft_mutex_init_checked(&batch->mutex);
 	return batch;
 }

@@ -20,19 +20,20 @@
 
 struct soft_xrc_domain {
 	struct soft_node node;
-	const struct ibv_device *of;
+	const struct ibv_device *ibv_device;
 	int file; /* descriptor that prevents reuse of the inode number; -1 if private */
-	dev_t device;
-	ino_t inode;
+	dev_t file_device;
+	ino_t file_inode;
 	unsigned fork_generation; /* a forked child does not inherit domains */
 	unsigned users; /* number of open handles (struct soft_xrcd) */
 };
 
-static struct soft_xrc_domain *find(const struct ibv_device *of, const struct stat *file)
+static struct soft_xrc_domain *find_domain(const struct ibv_device *ibv_device,
+					   const struct stat *file)
 {
 	soft_list_each (struct soft_xrc_domain, domain, &soft_device.objects->xrc_domains, node)
-		if (domain->of == of && domain->file >= 0 && domain->device == file->st_dev &&
-		    domain->inode == file->st_ino &&
+		if (domain->ibv_device == ibv_device && domain->file >= 0 &&
+		    domain->file_device == file->st_dev && domain->file_inode == file->st_ino &&
 		    domain->fork_generation == soft_engine_fork_generation())
 			return domain;
 	return NULL;
@@ -40,7 +41,7 @@ static struct soft_xrc_domain *find(const struct ibv_device *of, const struct st
 
 /* Create a domain for the file `fd`, or a private domain if `fd` is -1, and store it in *made.
  * Returns 0 or an errno value. */
-static int make(int fd, const struct stat *file, struct soft_xrc_domain **made)
+static int create_domain(int fd, const struct stat *file, struct soft_xrc_domain **created)
 {
 	struct soft_xrc_domain *domain = calloc(1, sizeof(*domain));
 
@@ -53,17 +54,17 @@ static int make(int fd, const struct stat *file, struct soft_xrc_domain **made)
 		free(domain);
 		return rc;
 	}
-	domain->device = file->st_dev;
-	domain->inode = file->st_ino;
+	domain->file_device = file->st_dev;
+	domain->file_inode = file->st_ino;
 	domain->fork_generation = soft_engine_fork_generation();
 	soft_list_append(&soft_device.objects->xrc_domains, &domain->node);
-	*made = domain;
+	*created = domain;
 	return 0;
 }
 
 /* Attach `xrcd` to an existing or new domain. All combinations of flags have the same result as in
  * the kernel. Returns 0 or an errno value. */
-static int join(struct soft_xrcd *xrcd, const struct ibv_xrcd_init_attr *attr)
+static int join_domain(struct soft_xrcd *xrcd, const struct ibv_xrcd_init_attr *attr)
 {
 	struct soft_xrc_domain *domain = NULL;
 	struct stat file = {0};
@@ -72,16 +73,16 @@ static int join(struct soft_xrcd *xrcd, const struct ibv_xrcd_init_attr *attr)
 	if (attr->fd >= 0 && fstat(attr->fd, &file))
 		return errno;
 	if (attr->fd >= 0)
-		domain = find(xrcd->ibv.context->device, &file);
+		domain = find_domain(xrcd->ibv.context->device, &file);
 	if (domain && attr->oflags & O_EXCL)
 		return EINVAL;
 	if (!domain && !(attr->oflags & O_CREAT))
 		return attr->fd < 0 ? EINVAL : EAGAIN;
 	if (!domain)
-		rc = make(attr->fd, &file, &domain);
+		rc = create_domain(attr->fd, &file, &domain);
 	if (rc)
 		return rc;
-	domain->of = xrcd->ibv.context->device;
+	domain->ibv_device = xrcd->ibv.context->device;
 	domain->users++;
 	xrcd->domain = domain;
 	return 0;
@@ -98,7 +99,7 @@ struct ibv_xrcd *soft_open_xrcd(struct ibv_context *context, struct ibv_xrcd_ini
 	if (!rc) {
 		xrcd->ibv.context = context;
 		soft_lock();
-		rc = join(xrcd, attr);
+		rc = join_domain(xrcd, attr);
 		if (!rc)
 			soft_context_hold(soft_context_of(context));
 		soft_unlock();
@@ -112,7 +113,9 @@ int soft_close_xrcd(struct ibv_xrcd *ibv)
 	struct soft_xrc_domain *domain = xrcd->domain;
 
 	soft_engine_check_descriptors();
-	bool lost = soft_channel_lost(&soft_context_of(ibv->context)->async);
+	/* If the application has closed all descriptors, domain->file may be another file. */
+	bool descriptors_lost =
+		soft_channel_has_lost_descriptors(&soft_context_of(ibv->context)->async);
 
 	soft_lock();
 	if (xrcd->users) {
@@ -122,7 +125,7 @@ int soft_close_xrcd(struct ibv_xrcd *ibv)
 	}
 	if (--domain->users == 0) {
 		soft_list_remove(&domain->node);
-		if (domain->file >= 0 && !lost)
+		if (domain->file >= 0 && !descriptors_lost)
 			close(domain->file);
 		free(domain);
 	}

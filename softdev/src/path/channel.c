@@ -15,6 +15,8 @@ enum {
 };
 _Static_assert(MAX_CTRL_RECORDS == CTRL_RECORDS << 7, "an OPEN of each queue pair may wait");
 
+enum { ALL_REQUESTS = 0 }; /* see soft_path_acceptor.withdrawn */
+
 struct soft_ctrl_record {
 	enum soft_record_kind kind;
 	uint32_t to, from, length;
@@ -23,7 +25,7 @@ struct soft_ctrl_record {
 
 static void create(void)
 {
-	soft_device.paths = soft_part(sizeof(struct soft_paths));
+	soft_device.paths = soft_alloc_part(sizeof(struct soft_paths));
 }
 
 const struct soft_subsystem soft_paths_subsystem = {.create = create};
@@ -40,15 +42,15 @@ void soft_path_init(struct soft_path *path, const struct soft_path_calls *calls,
 
 void soft_path_schedule_failure(struct soft_path *path, int error)
 {
-	path->broken = error;
+	path->pending_error = error;
 	soft_defer(&path->flush);
 }
 
-static void forget(struct soft_chan *chan)
+static void detach(struct soft_chan *chan)
 {
 	struct soft_path *path = chan->path;
 
-	soft_table_remove(&path->numbers, chan->id);
+	soft_table_remove(&path->chans_by_id, chan->id);
 	soft_list_remove(&chan->node);
 	soft_list_remove(&chan->waiting);
 	if (path->receiving == chan)
@@ -60,7 +62,7 @@ static void forget(struct soft_chan *chan)
 void soft_path_forget(struct soft_path *path)
 {
 	soft_list_drain (struct soft_chan, chan, &path->chans, node)
-		forget(chan);
+		detach(chan);
 	free(path->ctrl_records);
 }
 
@@ -69,18 +71,19 @@ void soft_path_finish(struct soft_path *path, int error, int64_t missing)
 	soft_assert_locked();
 	path->dead = true;
 	soft_deferred_cancel(&path->flush);
-	soft_device.paths->acceptor->withdrawn(path, 0);
+	soft_device.paths->acceptor->withdrawn(path, ALL_REQUESTS);
 	soft_list_drain (struct soft_chan, chan, &path->chans, node) {
-		int64_t after = (int64_t)(path->position - chan->position);
+		int64_t written_later = (int64_t)(path->position - chan->position);
 
 		if (missing >= 0 && chan->remote_id) {
-			chan->calls->peer_exited(chan,
-						 missing > after ? (uint64_t)(missing - after) : 0);
+			chan->calls->peer_exited(chan, missing > written_later
+							       ? (uint64_t)(missing - written_later)
+							       : 0);
 			/* The callback may have ended and freed the channel. */
 			if (soft_list_first(&path->chans, struct soft_chan, node) != chan)
 				continue;
 		}
-		forget(chan);
+		detach(chan);
 		chan->calls->closed(chan, error);
 	}
 	soft_deferred_cancel(&path->flush);
@@ -159,8 +162,8 @@ int soft_chan_attach(struct soft_chan *chan, struct soft_path *path, uint32_t id
 		     uint32_t remote_id)
 {
 	int rc = path->dead ? ECONNRESET
-		 : id       ? soft_table_put(&path->numbers, id, chan)
-			    : soft_table_add(&path->numbers, chan, UINT32_MAX, &id);
+		 : id       ? soft_table_put(&path->chans_by_id, id, chan)
+			    : soft_table_add(&path->chans_by_id, chan, UINT32_MAX, &id);
 
 	if (rc)
 		return rc;
@@ -203,13 +206,15 @@ void soft_path_refuse(struct soft_path *path, uint32_t remote_id)
 	queue_ctrl(path, SOFT_RECORD_END, remote_id, 0, NULL);
 }
 
+enum { BY_THIS_SIDE = false, BY_PEER = true };
+
 /* End a path that has no channels left. Pending channel requests from the peer are dropped, because
  * the peer repeats them on another path. */
-static void idle(struct soft_path *path, bool by_peer)
+static void end_if_unused(struct soft_path *path, bool by_peer)
 {
 	if (!soft_list_empty(&path->chans) || path->dead || !path->calls->idle)
 		return;
-	soft_device.paths->acceptor->withdrawn(path, 0);
+	soft_device.paths->acceptor->withdrawn(path, ALL_REQUESTS);
 	path->calls->idle(path, by_peer);
 }
 
@@ -221,39 +226,39 @@ void soft_chan_end(struct soft_chan *chan)
 
 	if (!path)
 		return;
-	forget(chan);
+	detach(chan);
 	queue_ctrl(path, SOFT_RECORD_END, remote_id, remote_id ? 0 : id, NULL);
-	idle(path, false);
+	end_if_unused(path, BY_THIS_SIDE);
 }
 
 /* ---- data ---------------------------------------------------------------------------------- */
 
-static void wait_for(struct soft_chan *chan, size_t least)
+static void wait_for_room(struct soft_chan *chan, size_t min_room)
 {
 	struct soft_path *path = chan->path;
 
-	chan->min_room = least;
+	chan->min_room = min_room;
 	if (soft_list_empty(&chan->waiting)) {
 		soft_list_append(&path->waiting, &chan->waiting);
-		chan->round = path->round;
+		chan->wait_round = path->offer_round;
 	}
 	soft_defer(&path->flush);
 }
 
-size_t soft_chan_room(struct soft_chan *chan, size_t least)
+size_t soft_chan_room(struct soft_chan *chan, size_t min_room)
 {
 	soft_assert_locked();
 	struct soft_path *path = chan->path;
 
 	if (!path || !chan->remote_id)
 		return 0;
-	ssize_t room = path->ctrl_count ? 0 : path->calls->room(path, least);
+	ssize_t room = path->ctrl_count ? 0 : path->calls->room(path, min_room);
 
-	if (room > 0 && (size_t)room >= least)
+	if (room > 0 && (size_t)room >= min_room)
 		return (size_t)room;
 	if (room < 0)
 		soft_path_schedule_failure(path, EPROTO);
-	wait_for(chan, least);
+	wait_for_room(chan, min_room);
 	return 0;
 }
 
@@ -273,7 +278,7 @@ void soft_chan_wait(struct soft_chan *chan)
 {
 	soft_assert_locked();
 	if (soft_list_empty(&chan->waiting))
-		wait_for(chan, 1);
+		wait_for_room(chan, 1);
 }
 
 bool soft_path_has_waiting(const struct soft_path *path)
@@ -292,20 +297,20 @@ ssize_t soft_path_min_room(const struct soft_path *path)
  * the room. */
 void soft_path_offer_room(struct soft_path *path)
 {
-	path->round++;
+	path->offer_round++;
 	flush_ctrl(path);
 	while (!soft_list_empty(&path->waiting) && !path->ctrl_count &&
 	       path->calls->room(path, SOFT_CHAN_MIN_ROOM) >= soft_path_min_room(path)) {
 		struct soft_chan *chan = soft_list_first(&path->waiting, struct soft_chan, waiting);
 
-		if (chan->round == path->round)
+		if (chan->wait_round == path->offer_round)
 			break; /* already served in this round */
 		soft_list_remove(&chan->waiting);
 		chan->calls->writable(chan);
 	}
 }
 
-/* ---- taking in ----------------------------------------------------------------------------- */
+/* ---- receiving ----------------------------------------------------------------------------- */
 
 /* Find the accepted channel whose number at the peer is `remote_id`. Search from the newest
  * channel, because a peer that withdraws an OPEN does so soon after sending it. */
@@ -350,9 +355,9 @@ static bool receive_ctrl(struct soft_path *path, enum soft_record_kind kind, uin
 		if (from && !chan)
 			soft_device.paths->acceptor->withdrawn(path, from);
 		if (chan) {
-			forget(chan);
+			detach(chan);
 			chan->calls->closed(chan, 0);
-			idle(path, true);
+			end_if_unused(path, BY_PEER);
 		}
 		return true;
 	default:
@@ -363,7 +368,7 @@ static bool receive_ctrl(struct soft_path *path, enum soft_record_kind kind, uin
 bool soft_path_receive(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
 		       uint32_t from, const uint8_t *payload, size_t length)
 {
-	struct soft_chan *chan = soft_table_find(&path->numbers, to);
+	struct soft_chan *chan = soft_table_find(&path->chans_by_id, to);
 
 	if (kind != SOFT_RECORD_DATA)
 		return receive_ctrl(path, kind, from, chan, payload, length);

@@ -19,19 +19,19 @@ void soft_hello_encode(uint8_t *at, const struct soft_hello *hello)
 
 uint32_t soft_hello_version(const uint8_t *at)
 {
-	return memcmp(at, magic, sizeof(magic)) ? 0 : soft_take32(at + 8) & 0xffff;
+	return memcmp(at, magic, sizeof(magic)) ? 0 : soft_get32(at + 8) & 0xffff;
 }
 
 bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello)
 {
-	uint32_t word = soft_take32(at + 8);
+	uint32_t word = soft_get32(at + 8);
 
 	hello->kind = (uint16_t)(word >> 16);
-	hello->from = soft_take32(at + 12);
-	hello->to = soft_take32(at + 16);
-	hello->receive_psn = soft_take32(at + 20);
-	hello->send_psn = soft_take32(at + 24);
-	hello->flags = soft_take32(at + 28);
-	hello->mtu = soft_take32(at + 32);
+	hello->from = soft_get32(at + 12);
+	hello->to = soft_get32(at + 16);
+	hello->receive_psn = soft_get32(at + 20);
+	hello->send_psn = soft_get32(at + 24);
+	hello->flags = soft_get32(at + 28);
+	hello->mtu = soft_get32(at + 32);
 	return soft_hello_version(at) == SOFT_WIRE_VERSION;
 }

@@ -89,7 +89,7 @@ struct soft_chan {
 	struct soft_node node; /* in the path's list of channels */
 	struct soft_node waiting; /* in the list of channels waiting for room */
 	size_t min_room; /* minimum useful room in bytes */
-	uint32_t round; /* path->round when the channel began to wait */
+	uint32_t wait_round; /* path->offer_round when the channel began to wait */
 	uint64_t position; /* path->position after the channel's last record */
 	uint64_t patience; /* tolerated silence in ns; 0 for no limit */
 };
@@ -108,9 +108,9 @@ struct soft_path_calls {
 	size_t max_record; /* maximum length of a record; longer runs of frames are split */
 	bool is_lossy; /* whether DATA may be lost, duplicated or delayed */
 	/* Returns the number of record bytes that may be written now, or a negative value if the
-	 * peer has broken the path. A cached value is good enough if it is at least `least`, the
+	 * peer has broken the path. A cached value is good enough if it is at least `min_room`, the
 	 * number of bytes that the caller needs. */
-	ssize_t (*room)(struct soft_path *path, size_t least);
+	ssize_t (*room)(struct soft_path *path, size_t min_room);
 	/* Write records, of which at least the first must fit. Returns the number of records
 	 * accepted, at least 1. No record is accepted in part. */
 	int (*put)(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
@@ -119,15 +119,15 @@ struct soft_path_calls {
 	 * NULL if the path stays open without channels. */
 	void (*idle)(struct soft_path *path, bool by_peer);
 	/* Called when a channel's patience has changed. NULL if the path cannot become silent. */
-	void (*watch)(struct soft_path *path);
+	void (*patience_changed)(struct soft_path *path);
 };
 
 struct soft_path {
 	const struct soft_path_calls *calls;
-	struct soft_table numbers; /* channels by local number */
+	struct soft_table chans_by_id; /* channels by local number */
 	struct soft_node chans;
 	struct soft_node waiting; /* channels waiting for room */
-	uint32_t round; /* current round of soft_path_offer_room() */
+	uint32_t offer_round; /* current round of soft_path_offer_room() */
 	uint64_t position; /* bytes written, excluding record headers */
 	struct soft_deferred flush; /* scheduled after writing */
 	struct soft_chan *receiving; /* channel of a partially received record */
@@ -137,7 +137,7 @@ struct soft_path {
 	uint32_t ports;
 	int peer_hca; /* number of the peer's device, from soft_gid_hca_number() */
 	bool dead;
-	int broken; /* errno value with which `flush` ends the path; 0 if intact */
+	int pending_error; /* errno value with which `flush` ends the path; 0 if intact */
 };
 
 /* ---- for links ----------------------------------------------------------------------------- */
@@ -155,10 +155,10 @@ void soft_path_refuse(struct soft_path *path, uint32_t remote_id);
 int soft_chan_attach(struct soft_chan *chan, struct soft_path *path, uint32_t id,
 		     uint32_t remote_id);
 
-/* Returns the number of bytes that may be written now, or 0 if fewer than `least` bytes fit. In
+/* Returns the number of bytes that may be written now, or 0 if fewer than `min_room` bytes fit. In
  * this case, `writable` is called when there is more room. There is no room before `accepted`.
- * `least` may be at most SOFT_CHAN_MIN_ROOM and a header. */
-size_t soft_chan_room(struct soft_chan *chan, size_t least);
+ * `min_room` may be at most SOFT_CHAN_MIN_ROOM and a header. */
+size_t soft_chan_room(struct soft_chan *chan, size_t min_room);
 /* Put the channel behind the channels that are already waiting for room. A channel that is itself
  * waiting keeps its place. `writable` is called later, never from this function. */
 void soft_chan_wait(struct soft_chan *chan);
@@ -194,7 +194,7 @@ static inline bool soft_path_is_local(const struct soft_path *path)
 	return path->calls->name == AIORDMA_WIRE_SHARED_MEMORY;
 }
 
-/* ---- for what is a path -------------------------------------------------------------------- */
+/* ---- for the kinds of paths ---------------------------------------------------------------- */
 
 void soft_path_init(struct soft_path *path, const struct soft_path_calls *calls,
 		    void (*flush)(struct soft_deferred *deferred));

@@ -17,7 +17,7 @@ static void continue_sending(struct soft_qp *qp)
 	qp->rnr_retries_remaining = qp->attr.rnr_retry;
 	qp->rnr_refused = false;
 	soft_send_advance(qp);
-	soft_requester_progress(qp);
+	soft_requester_reset_retries(qp);
 	if (qp->ibv.state == IBV_QPS_ERR)
 		return;
 	soft_qp_check_drained(qp);
@@ -57,14 +57,14 @@ bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn)
 {
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
-	uint32_t before = sq->unacked;
-	uint32_t count = (psn + 1 - before) & SOFT_PSN_MASK;
-	uint32_t until = before + count;
+	uint32_t old_unacked = sq->unacked;
+	uint32_t count = (psn + 1 - old_unacked) & SOFT_PSN_MASK;
+	uint32_t until = old_unacked + count;
 
 	if (!soft_qp_is_requester(qp))
 		return false; /* no requests to acknowledge */
 	/* A PSN that is not outstanding is valid only in a duplicate response. */
-	if (count > sq->unsent - before)
+	if (count > sq->unsent - old_unacked)
 		return count >= SOFT_PSN_HALF;
 	while (sq->unacked != until) {
 		soft_send_complete_local(qp);
@@ -81,7 +81,7 @@ bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn)
 		soft_requester_skip_oldest(qp);
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 	}
-	if (sq->unacked != before)
+	if (sq->unacked != old_unacked)
 		continue_sending(qp);
 	/* Only data completes a READ or an atomic. An acknowledgement of a later PSN means that the
 	 * data was lost. */
@@ -186,8 +186,7 @@ enum soft_sink soft_response_begin(struct soft_qp *qp, struct soft_frame *frame)
 	soft_assert_locked();
 	const struct soft_send_queue *sq = &qp->sq;
 	bool data = frame->opcode == SOFT_READ_DATA || frame->opcode == SOFT_ATOMIC_DATA;
-	uint32_t done =
-		frame->opcode == SOFT_ACK ? frame->psn : soft_psn_add(frame->psn, SOFT_PSN_MASK);
+	uint32_t acked_psn = frame->opcode == SOFT_ACK ? frame->psn : soft_psn_prev(frame->psn);
 
 	if (!soft_qp_is_requester(qp) || (!data && frame->length))
 		return SOFT_SINK_BROKEN;
@@ -195,7 +194,7 @@ enum soft_sink soft_response_begin(struct soft_qp *qp, struct soft_frame *frame)
 	 * peer sends this acknowledgement only to select the stream (selection.c). */
 	if (frame->opcode == SOFT_ACK && qp->ibv.state == IBV_QPS_RTR)
 		return SOFT_SINK_NONE;
-	if (!soft_complete_acknowledged(qp, done))
+	if (!soft_complete_acknowledged(qp, acked_psn))
 		return SOFT_SINK_BROKEN;
 	if (frame->opcode == SOFT_ACK)
 		return SOFT_SINK_NONE;
@@ -224,9 +223,9 @@ int soft_response_scatter(struct soft_qp *qp, const struct soft_frame *frame, ui
 {
 	soft_assert_locked();
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
-	int count = soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
-				  soft_message_offset(qp, frame->psn, send->psn) + from, length,
-				  IBV_ACCESS_LOCAL_WRITE, iov, room);
+	int count = soft_sge_to_iovecs(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
+				       soft_message_offset(qp, frame->psn, send->psn) + from,
+				       length, IBV_ACCESS_LOCAL_WRITE, iov, room);
 
 	if (count < 0)
 		soft_send_fail(qp, IBV_WC_LOC_PROT_ERR);
@@ -245,15 +244,15 @@ static void complete_read(struct soft_qp *qp)
 
 /* Complete an atomic operation. The old value arrives in little-endian byte order and is stored in
  * host byte order. */
-static void end_atomic(struct soft_qp *qp, const uint8_t *small)
+static void complete_atomic(struct soft_qp *qp, const uint8_t *atomic_payload)
 {
 	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	struct iovec iov[SOFT_ATOMIC_RESULT];
-	uint64_t before = soft_take64(small);
-	const uint8_t *from = (const uint8_t *)&before;
-	int count =
-		soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge, 0,
-			      SOFT_ATOMIC_RESULT, IBV_ACCESS_LOCAL_WRITE, iov, SOFT_ATOMIC_RESULT);
+	uint64_t old_value = soft_get64(atomic_payload);
+	const uint8_t *from = (const uint8_t *)&old_value;
+	int count = soft_sge_to_iovecs(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
+				       0, SOFT_ATOMIC_RESULT, IBV_ACCESS_LOCAL_WRITE, iov,
+				       SOFT_ATOMIC_RESULT);
 
 	if (count < 0) {
 		soft_send_fail(qp, IBV_WC_LOC_PROT_ERR);
@@ -264,18 +263,19 @@ static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 	complete_read(qp);
 }
 
-void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
+void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame,
+		       const uint8_t *atomic_payload)
 {
 	soft_assert_locked();
-	uint32_t end = frame->psn + soft_psns(qp, frame->length);
+	uint32_t end = frame->psn + soft_psn_count(qp, frame->length);
 
 	if (frame->opcode == SOFT_ATOMIC_DATA) {
-		end_atomic(qp, small);
+		complete_atomic(qp, atomic_payload);
 	} else if (frame->opcode == SOFT_READ_DATA && soft_is_last(frame)) {
 		complete_read(qp);
 	} else if (frame->opcode == SOFT_READ_DATA) {
 		mark_answered(qp, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
-		soft_requester_progress(qp);
+		soft_requester_reset_retries(qp);
 		if (qp->sq.next != qp->sq.tail) /* requests may have waited for these PSNs */
 			soft_qp_link_output(qp->link);
 	}

@@ -16,22 +16,22 @@ extern const struct soft_transport soft_rc_transport;
 struct soft_tx_cursor {
 	uint32_t next, next_psn, reads;
 	uint32_t response, response_psn;
-	uint32_t acked;
+	uint32_t acked_psn;
 	/* maximum payload of the next frame in bytes; divisible by every MTU */
 	uint32_t max_payload;
 	uint32_t cma_max; /* maximum payload of a frame with a descriptor; 0 if disabled */
 	uint32_t cma_min; /* minimum payload of a frame with a descriptor */
 };
 
-/* Returns the payload length of the next frame if `left` bytes of the message remain. Stores in
- * `*by_cma` whether the frame describes the payload instead of containing it. */
-static inline uint32_t soft_next_frame_length(const struct soft_tx_cursor *cursor, uint32_t left,
-					      bool *by_cma)
+/* Returns the payload length of the next frame if `remaining` bytes of the message are left. Stores
+ * in `*by_cma` whether the frame describes the payload instead of containing it. */
+static inline uint32_t soft_next_frame_length(const struct soft_tx_cursor *cursor,
+					      uint32_t remaining, bool *by_cma)
 {
-	*by_cma = cursor->cma_max && left >= cursor->cma_min;
-	uint32_t most = *by_cma ? cursor->cma_max : cursor->max_payload;
+	*by_cma = cursor->cma_max && remaining >= cursor->cma_min;
+	uint32_t max = *by_cma ? cursor->cma_max : cursor->max_payload;
 
-	return left < most ? left : most;
+	return remaining < max ? remaining : max;
 }
 
 /* Build the next frame of the send queue (requester.c). Returns false if nothing may be sent
@@ -60,9 +60,9 @@ void soft_requester_skip_oldest(struct soft_qp *qp);
  * or the link ends, responses to later requests do not cause a retransmission. */
 void soft_requester_await_nak(struct soft_qp *qp);
 /* Reset the retry count and restart the retransmission timer after a response. */
-void soft_requester_progress(struct soft_qp *qp);
+void soft_requester_reset_retries(struct soft_qp *qp);
 /* Start the retransmission timer if a response is outstanding on a link that may lose it. */
-void soft_requester_await(struct soft_qp *qp);
+void soft_requester_start_timer(struct soft_qp *qp);
 
 static inline bool soft_responder_is_full(const struct soft_responder *responder)
 {
@@ -96,7 +96,7 @@ void soft_responder_free_copy(struct soft_responder *responder, struct soft_resp
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
 int soft_responder_resize(struct soft_qp *qp,
 			  uint32_t depth); /* implements soft_transport.resize */
-void soft_responder_forget(struct soft_qp *qp); /* frees memory; does not require the lock */
+void soft_responder_unprepare(struct soft_qp *qp); /* frees memory; does not require the lock */
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
 /* Send a NAK for the accepted request with PSN `psn`, because its memory has been deregistered.
  * This refuses all later requests as well, and drops the responses from `index` on. `withdrawn` is
@@ -140,11 +140,13 @@ enum soft_sink {
 /* Handle the header of a request (responder.c). */
 enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame);
 /* Execute a request whose payload has arrived. */
-void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
+void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame,
+		      const uint8_t *atomic_payload);
 /* Handle the header of a response (completer.c). */
 enum soft_sink soft_response_begin(struct soft_qp *qp, struct soft_frame *frame);
 /* Handle a response whose payload has arrived. */
-void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small);
+void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame,
+		       const uint8_t *atomic_payload);
 /* Complete all requests up to `psn`. Returns false if the PSN is invalid. */
 bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn);
 

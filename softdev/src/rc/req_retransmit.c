@@ -16,7 +16,7 @@
 /* Minimum retransmission timeout in ns. A card's timer expires after one to four times the queue
  * pair's timeout (IBTA 9.7.6.1.3). A very short timeout is increased to this minimum, because
  * the peer's thread may not be scheduled soon enough. */
-#define MIN_NS 1000000u
+#define MIN_TIMEOUT_NS 1000000u
 
 /* Returns whether a response is outstanding on a link that may lose it. */
 static bool may_lose_response(const struct soft_qp *qp)
@@ -77,16 +77,16 @@ void soft_requester_skip_oldest(struct soft_qp *qp)
 		sq->next++; /* no longer due for retransmission */
 }
 
-void soft_requester_progress(struct soft_qp *qp)
+void soft_requester_reset_retries(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	qp->retries_remaining = qp->attr.retry_cnt;
 	qp->loss_reported = false;
 	soft_timer_stop(&qp->retry_timer);
-	soft_requester_await(qp);
+	soft_requester_start_timer(qp);
 }
 
-void soft_requester_await(struct soft_qp *qp)
+void soft_requester_start_timer(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	uint64_t time = (uint64_t)4096 << qp->attr.timeout;
@@ -95,7 +95,8 @@ void soft_requester_await(struct soft_qp *qp)
 	if (!may_lose_response(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout ||
 	    qp->retry_timer.running)
 		return;
-	soft_timer_start(&qp->retry_timer, soft_now() + (time < MIN_NS ? MIN_NS : time));
+	soft_timer_start(&qp->retry_timer,
+			 soft_now() + (time < MIN_TIMEOUT_NS ? MIN_TIMEOUT_NS : time));
 }
 
 void soft_retry_expired(struct soft_timer *timer)
@@ -107,7 +108,7 @@ void soft_retry_expired(struct soft_timer *timer)
 		return;
 	/* Packets that are still waiting to be sent cannot be lost. */
 	if (soft_port_is_down(qp) || qp->link->blocked) {
-		soft_requester_await(qp);
+		soft_requester_start_timer(qp);
 		return;
 	}
 	qp->loss_reported = false;

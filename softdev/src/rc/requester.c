@@ -35,7 +35,7 @@ static const uint8_t wire_opcodes[] = {
 /* Returns whether the memory of all SGEs of a request may be accessed with `rights`. Checking all
  * SGEs before the first frame is sent prevents a local protection error (IBTA 10.7.2.2) in the
  * middle of a message. */
-static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned rights)
+static bool is_memory_allowed(const struct soft_qp *qp, uint32_t index, unsigned rights)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, index);
 	const struct ibv_sge *sges = soft_send_sges(qp, index);
@@ -73,7 +73,7 @@ static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 	if ((read && qp->attr.max_rd_atomic == 0) ||
 	    (soft_qp_is_uc(qp) && send->opcode == IBV_WR_SEND_WITH_INV))
 		send->status = IBV_WC_LOC_QP_OP_ERR;
-	else if (!memory_is_allowed(qp, cursor->next, read ? IBV_ACCESS_LOCAL_WRITE : 0))
+	else if (!is_memory_allowed(qp, cursor->next, read ? IBV_ACCESS_LOCAL_WRITE : 0))
 		send->status = IBV_WC_LOC_PROT_ERR;
 	return !send->status;
 }
@@ -96,8 +96,10 @@ static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t ps
 		if ((int32_t)(end - psn) > 0)
 			return min_u32(psns, end - psn);
 	}
+	/* The last part of a READ has no entry in part_ends, because it ends with the READ. */
 	if (psns <= part || (int32_t)(psn - qp->sq.unsent) < 0)
 		return psns;
+	/* Leave room for the parts that this batch builds before it records any of them. */
 	return window->part_tail - window->part_head <= SOFT_READ_PARTS - WINDOW_PARTS ? part : 0;
 }
 
@@ -107,16 +109,17 @@ static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t ps
 static uint32_t psns_allowed(const struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 			     bool read, uint32_t psns)
 {
-	const uint32_t under_way = cursor->next_psn - qp->sq.unacked;
-	const uint32_t most = read ? qp->window->read_psns : qp->window->psns;
-	const uint32_t room = most > under_way ? most - under_way : 0;
+	const uint32_t in_flight = cursor->next_psn - qp->sq.unacked;
+	const uint32_t window_psns = read ? qp->window->read_psns : qp->window->psns;
+	const uint32_t room = window_psns > in_flight ? window_psns - in_flight : 0;
 	const uint32_t parts = read ? min_u32(WINDOW_PARTS, qp->attr.max_rd_atomic) : WINDOW_PARTS;
-	const uint32_t part = (most + parts - 1) / parts;
+	const uint32_t part = (window_psns + parts - 1) / parts;
 
 	if (!read)
 		return min_u32(psns, min_u32(part, room));
 	psns = psns_of_read(qp, cursor->next_psn, psns, part);
-	return cursor->reads < qp->attr.max_rd_atomic && (psns <= room || !under_way) ? psns : 0;
+	/* If nothing is in flight, the part may exceed the window, or it would wait forever. */
+	return cursor->reads < qp->attr.max_rd_atomic && (psns <= room || !in_flight) ? psns : 0;
 }
 
 bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
@@ -139,8 +142,9 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 
 	if (first && !may_begin(qp, cursor, send, opcode))
 		return false;
-	uint32_t place = first ? 0 : (uint32_t)soft_message_offset(qp, cursor->next_psn, send->psn);
-	uint32_t left = send->length - place, share = left, length = 0;
+	uint32_t offset =
+		first ? 0 : (uint32_t)soft_message_offset(qp, cursor->next_psn, send->psn);
+	uint32_t remaining = send->length - offset, share = remaining, length = 0;
 
 	if (qp->window) {
 		uint32_t psns = send->psn + send->psns - cursor->next_psn;
@@ -156,7 +160,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	} else if (opcode != SOFT_READ && opcode != SOFT_FLUSH) {
 		length = SOFT_ATOMIC_ARGUMENTS;
 	}
-	bool last = share == left;
+	bool last = share == remaining;
 
 	*out = (struct soft_tx_packet){
 		.index = cursor->next,
@@ -173,7 +177,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			},
 	};
 	if (opcode == SOFT_READ) { /* request only the bytes that have not arrived */
-		out->frame.address += place;
+		out->frame.address += offset;
 		out->frame.dma_length = share;
 		out->frame.flags = last ? 0 : SOFT_FRAME_MORE;
 	} else {
@@ -240,7 +244,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 		if (soft_is_last(&out->frame))
 			soft_complete_send(qp, IBV_WC_SUCCESS);
 	}
-	soft_requester_await(qp);
+	soft_requester_start_timer(qp);
 }
 
 int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov,
@@ -251,16 +255,17 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 	bool inlined = send->flags & IBV_SEND_INLINE;
 
 	if (!inlined && !soft_is_read(out->frame.opcode))
-		return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
-				     soft_message_offset(qp, out->frame.psn, send->psn),
-				     out->frame.length, out->by_cma ? SOFT_ACCESS_CMA : 0, iov,
-				     room);
+		return soft_sge_to_iovecs(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
+					  soft_message_offset(qp, out->frame.psn, send->psn),
+					  out->frame.length, out->by_cma ? SOFT_ACCESS_CMA : 0, iov,
+					  room);
 	*iov = (struct iovec){.iov_base = send->arguments, .iov_len = out->frame.length};
 	if (inlined && (out->frame.opcode == SOFT_SEND || out->frame.opcode == SOFT_WRITE))
 		iov->iov_base = soft_send_inline(qp, out->index);
 	return 1;
 }
 
+/* Build and commit each frame, but drop it instead of sending it. */
 static void discard_sends(struct soft_qp *qp)
 {
 	struct soft_tx_packet out;
@@ -288,7 +293,7 @@ static void output(struct soft_qp *qp)
 const struct soft_transport soft_rc_transport = {
 	.prepare = soft_responder_prepare,
 	.resize = soft_responder_resize,
-	.forget = soft_responder_forget,
+	.unprepare = soft_responder_unprepare,
 	.output = output,
 	.discard_sends = discard_sends,
 	.retry_expired = soft_retry_expired,

@@ -19,7 +19,7 @@ static void trace_psn(const struct soft_qp *qp, uint32_t psn)
 {
 	SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = qp->ibv.qp_num,
 			   .remote_qpn = qp->attr.dest_qp_num, .has_psn = true, .psn = psn,
-			   .expected_psn = qp->responder.psn);
+			   .expected_psn = qp->responder.expected_psn);
 }
 
 /* Drop the unsent responses from `psn` on. The requester will repeat their requests. */
@@ -46,7 +46,7 @@ static struct soft_response *queue_repeated_response(struct soft_qp *qp,
 		return NULL;
 	struct soft_response *response = soft_responder_queue_response(qp, frame, opcode, length);
 
-	response->is_uncounted = true;
+	response->may_be_uncounted = true;
 	response->msn = responder->msn;
 	if (result)
 		memcpy(response->result, result, SOFT_ATOMIC_RESULT);
@@ -57,9 +57,11 @@ static struct soft_response *queue_repeated_response(struct soft_qp *qp,
 struct soft_known_read *soft_responder_find(const struct soft_responder *responder, uint8_t opcode,
 					    uint32_t psn)
 {
-	for (uint32_t i = 0; i <= responder->response_mask && i < responder->known_count; i++) {
-		struct soft_known_read *read = &responder->known[(responder->known_count - 1 - i) &
-								 responder->response_mask];
+	for (uint32_t i = 0; i <= responder->response_mask && i < responder->known_read_count;
+	     i++) {
+		struct soft_known_read *read =
+			&responder->known_reads[(responder->known_read_count - 1 - i) &
+						responder->response_mask];
 
 		if (read->opcode == opcode && ((psn - read->psn) & SOFT_PSN_MASK) < read->psns)
 			return read;
@@ -71,11 +73,11 @@ static void repeat_read(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	const struct soft_known_read *read =
 		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
-	uint32_t behind = (qp->responder.psn - frame->psn) & SOFT_PSN_MASK;
+	uint32_t behind = (qp->responder.expected_psn - frame->psn) & SOFT_PSN_MASK;
 
 	/* Ignore a duplicate with a different key. A wrong key in a new request ends the queue
 	 * pair, and a duplicate must not allow a sender to try keys without that risk. */
-	if (!read || read->rkey != frame->rkey || soft_psns(qp, frame->dma_length) > behind) {
+	if (!read || read->rkey != frame->rkey || soft_psn_count(qp, frame->dma_length) > behind) {
 		trace_psn(qp, frame->psn);
 		return;
 	}
@@ -107,8 +109,8 @@ static void repeat_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 static bool repeats_empty_read(const struct soft_responder *responder,
 			       const struct soft_frame *frame)
 {
-	for (uint32_t i = 0; i < SOFT_KNOWN_EMPTY && i < responder->empty_count; i++)
-		if (responder->empty[i] == frame->psn)
+	for (uint32_t i = 0; i < SOFT_KNOWN_EMPTY_READS && i < responder->empty_read_count; i++)
+		if (responder->empty_read_psns[i] == frame->psn)
 			return soft_is_empty_read(frame->opcode);
 	return false;
 }
@@ -116,7 +118,7 @@ static bool repeats_empty_read(const struct soft_responder *responder,
 static void repeat_ack(struct soft_qp *qp)
 {
 	/* Step back by one PSN to acknowledge the last one again. */
-	qp->responder.acked = soft_psn_add(qp->responder.acked, SOFT_PSN_MASK);
+	qp->responder.acked_psn = soft_psn_prev(qp->responder.acked_psn);
 	soft_qp_link_output(qp->link);
 }
 
@@ -141,7 +143,7 @@ static void repeat_response(struct soft_qp *qp, const struct soft_frame *frame)
 enum soft_sink soft_responder_unexpected_psn(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	soft_assert_locked();
-	if (soft_psn_before(frame->psn, qp->responder.psn))
+	if (soft_psn_before(frame->psn, qp->responder.expected_psn))
 		repeat_response(qp, frame);
 	else {
 		if (!qp->responder.awaiting_resend) /* once per gap */

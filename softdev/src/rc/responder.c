@@ -29,7 +29,7 @@ int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 		return 0;
 	struct soft_response *responses = calloc(slots, sizeof(*responses));
 	struct soft_known_read *known = calloc(slots, sizeof(*known));
-	uint32_t given = responder->known_count < before ? responder->known_count : before;
+	uint32_t kept = responder->known_read_count < before ? responder->known_read_count : before;
 
 	if (!responses || !known) {
 		free(responses);
@@ -39,15 +39,15 @@ int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 	/* Copy all slots, because abandoned responses beyond the tail may still own memory. */
 	for (uint32_t i = responder->response_head; i != responder->response_head + before; i++)
 		responses[i & (slots - 1)] = responder->responses[i & responder->response_mask];
-	for (uint32_t i = 0; i < given; i++)
-		known[i] = responder->known[(responder->known_count - given + i) &
-					    responder->response_mask];
+	for (uint32_t i = 0; i < kept; i++)
+		known[i] = responder->known_reads[(responder->known_read_count - kept + i) &
+						  responder->response_mask];
 	free(responder->responses);
-	free(responder->known);
+	free(responder->known_reads);
 	responder->responses = responses;
 	responder->response_mask = slots - 1;
-	responder->known = known;
-	responder->known_count = given;
+	responder->known_reads = known;
+	responder->known_read_count = kept;
 	return 0;
 }
 
@@ -60,19 +60,20 @@ int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 
 	if (rc)
 		return rc;
-	responder->psn = psn & SOFT_PSN_MASK;
-	responder->acked = soft_psn_add(psn, SOFT_PSN_MASK); /* PSN before the first one */
+	responder->expected_psn = psn & SOFT_PSN_MASK;
+	responder->acked_psn = soft_psn_prev(psn); /* PSN before the first one */
 	return 0;
 }
 
-void soft_responder_forget(struct soft_qp *qp)
+void soft_responder_unprepare(struct soft_qp *qp)
 {
 	struct soft_responder *responder = &qp->responder;
 
+	/* copied_bytes is 0 when every copy has been freed. */
 	for (uint32_t i = 0; responder->copied_bytes; i++)
 		soft_responder_free_copy(responder, &responder->responses[i]);
 	free(qp->responder.responses);
-	free(qp->responder.known);
+	free(qp->responder.known_reads);
 	memset(&qp->responder, 0, sizeof(qp->responder));
 }
 
@@ -83,7 +84,7 @@ void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome)
 	soft_assert_locked();
 	qp->link->nak_opcode = opcode;
 	qp->link->nak_syndrome = syndrome;
-	qp->link->nak_psn = qp->responder.psn;
+	qp->link->nak_psn = qp->responder.expected_psn;
 	soft_qp_link_output(qp->link);
 }
 
@@ -93,8 +94,8 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 	struct soft_responder *responder = &qp->responder;
 
 	responder->failed = true;
-	responder->active = false;
-	responder->psn = psn; /* first PSN that will not be acknowledged */
+	responder->in_message = false;
+	responder->expected_psn = psn; /* first PSN that will not be acknowledged */
 	/* Raise an affiliated event, because these errors cause no completion at the responder
 	 * (IBTA 11.6.3.2). */
 	if (nak == SOFT_NAK_REMOTE_ACCESS)
@@ -108,7 +109,7 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
  * message uses that receive. */
 static enum soft_sink drop_message(struct soft_qp *qp)
 {
-	qp->responder.active = false;
+	qp->responder.in_message = false;
 	return SOFT_SINK_DISCARD;
 }
 
@@ -120,7 +121,7 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *
 		SOFT_TRACE(request_refused, qp, reason);
 	if (soft_qp_is_uc(qp))
 		return drop_message(qp);
-	soft_responder_fail(qp, nak, qp->responder.psn);
+	soft_responder_fail(qp, nak, qp->responder.expected_psn);
 	return SOFT_SINK_DISCARD;
 }
 
@@ -133,14 +134,14 @@ static void trace_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t r
 
 	/* The reason is NULL if the region has been registered again in the meantime and now allows
 	 * the access. */
-	soft_trace_no_access(qp, reason ? reason : "KEY", rkey, address, length, rights);
+	soft_trace_access_refused(qp, reason ? reason : "KEY", rkey, address, length, rights);
 }
 
 /* Refuse a request that the queue pair's access flags do not allow (IBTA 9.7.4.1.4). */
 static enum soft_sink refuse_right(struct soft_qp *qp, const struct soft_frame *frame,
 				   unsigned rights)
 {
-	SOFT_TRACE(no_access, qp, "QUEUE_PAIR", frame->rkey, frame->address, frame->dma_length,
+	SOFT_TRACE(access_refused, qp, "QUEUE_PAIR", frame->rkey, frame->address, frame->dma_length,
 		   rights);
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST, NULL);
 }
@@ -199,7 +200,7 @@ static enum soft_sink refuse_excess_read(struct soft_qp *qp)
 	const struct soft_responder *responder = &qp->responder;
 
 	for (uint32_t i = responder->response_head; i != responder->response_tail; i++) {
-		if (soft_response_at(qp, i)->is_uncounted)
+		if (soft_response_at(qp, i)->may_be_uncounted)
 			return drop_as_lost(qp);
 	}
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST, "READS"); /* IBTA 9.7.4.3.1 */
@@ -215,15 +216,15 @@ static bool is_accessible(const struct soft_qp *qp, const struct soft_frame *fra
 }
 
 /* Returns the message offset at which the frame ends. */
-static uint64_t end_of(const struct soft_qp *qp, const struct soft_frame *frame)
+static uint64_t message_end(const struct soft_qp *qp, const struct soft_frame *frame)
 {
-	return soft_message_offset(qp, frame->psn, qp->responder.first) + frame->length;
+	return soft_message_offset(qp, frame->psn, qp->responder.first_psn) + frame->length;
 }
 
 /* Accept a SEND packet, unless the message is longer than the receive. */
 static enum soft_sink accept_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	uint64_t end = end_of(qp, frame);
+	uint64_t end = message_end(qp, frame);
 
 	if (end > SOFT_MAX_MESSAGE || end > soft_receive_at(&qp->rq, qp->rq.head)->length) {
 		/* The receive completes with a local length error, and the sender gets a NAK for an
@@ -238,12 +239,12 @@ static enum soft_sink accept_send(struct soft_qp *qp, const struct soft_frame *f
 /* Accept a WRITE packet. The last packet of a WRITE with immediate consumes a receive. */
 static enum soft_sink accept_write(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	uint64_t end = end_of(qp, frame), total = qp->responder.dma_length;
+	uint64_t end = message_end(qp, frame), total = qp->responder.dma_length;
 
 	if (soft_is_last(frame) ? end != total : end >= total)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.6 */
 	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
-		if (!soft_receive_ready(qp) || soft_fault_should_refuse(qp))
+		if (!soft_acquire_receive(qp) || soft_fault_should_refuse(qp))
 			return send_rnr_nak(qp);
 		qp->responder.has_receive = true;
 	}
@@ -252,7 +253,7 @@ static enum soft_sink accept_write(struct soft_qp *qp, const struct soft_frame *
 
 static enum soft_sink begin_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	if (!soft_receive_ready(qp) || soft_fault_should_refuse(qp))
+	if (!soft_acquire_receive(qp) || soft_fault_should_refuse(qp))
 		return send_rnr_nak(qp);
 	qp->responder.has_receive = true;
 	return accept_send(qp, frame);
@@ -328,7 +329,7 @@ static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *f
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET");
 	if (rights & ~qp->attr.qp_access_flags)
 		return refuse_right(qp, frame, rights);
-	if (level == IBV_FLUSH_MR ? !soft_remote_key(qp, pd, frame->rkey, rights)
+	if (level == IBV_FLUSH_MR ? !soft_remote_key_allows(qp, pd, frame->rkey, rights)
 				  : !soft_remote_range(qp, pd, frame->rkey, frame->address,
 						       frame->dma_length, rights))
 		return refuse_access(qp, frame, frame->dma_length, rights);
@@ -392,7 +393,7 @@ static enum soft_sink continue_message(struct soft_qp *qp, const struct soft_fra
 	struct soft_responder *responder = &qp->responder;
 
 	if (frame->opcode != responder->opcode ||
-	    (soft_is_first(frame) && frame->psn != responder->first))
+	    (soft_is_first(frame) && frame->psn != responder->first_psn))
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET");
 	responder->flags = frame->flags;
 	responder->immediate = frame->immediate;
@@ -415,24 +416,27 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 		if (frame->opcode != SOFT_SEND && frame->opcode != SOFT_WRITE)
 			return SOFT_SINK_BROKEN;
 		if (soft_is_first(frame)) {
-			responder->active = false;
-			responder->psn = frame->psn;
-		} else if (!responder->active) {
+			responder->in_message = false;
+			responder->expected_psn = frame->psn;
+		} else if (!responder->in_message) {
 			return SOFT_SINK_DISCARD; /* an earlier part of the message was dropped */
 		}
 	}
-	if (frame->psn != responder->psn && !soft_trim(qp, frame, responder->psn)) {
+	if (frame->psn != responder->expected_psn &&
+	    !soft_trim(qp, frame, responder->expected_psn)) {
 		if (!soft_qp_is_uc(qp))
 			return soft_responder_unexpected_psn(qp, frame);
 		SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = qp->ibv.qp_num,
 				   .remote_qpn = qp->attr.dest_qp_num, .has_psn = true,
-				   .psn = frame->psn, .expected_psn = responder->psn);
+				   .psn = frame->psn, .expected_psn = responder->expected_psn);
 		return drop_message(qp);
 	}
 	cancel_sequence_nak(qp);
-	if (responder->active == (soft_is_first(frame) && !frame->skip))
+	const bool starts_message = soft_is_first(frame) && !frame->skip;
+
+	if (responder->in_message == starts_message)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.2 */
-	if (responder->active)
+	if (responder->in_message)
 		return continue_message(qp, frame);
 	/* If the peer used a different path MTU, its PSNs would correspond to different offsets.
 	 * The MTU is checked here because a CM stream has no handshake that compares the MTUs. */
@@ -449,7 +453,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 	responder->opcode = frame->opcode;
 	responder->flags = frame->flags;
 	responder->immediate = frame->immediate;
-	responder->first = frame->psn;
+	responder->first_psn = frame->psn;
 	responder->dma_length = frame->dma_length;
 	responder->address = frame->address;
 	responder->rkey = frame->rkey;
@@ -492,7 +496,7 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 	}
 }
 
-static void copy_reads(struct soft_qp *qp, const struct iovec *iov, int count)
+static void copy_overwritten_reads(struct soft_qp *qp, const struct iovec *iov, int count)
 {
 	if (qp->responder.response_head != qp->responder.response_tail)
 		soft_responder_copy_reads(qp, iov, count);
@@ -503,32 +507,32 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
-	uint64_t place = soft_message_offset(qp, frame->psn, responder->first) + from;
+	uint64_t offset = soft_message_offset(qp, frame->psn, responder->first_psn) + from;
 
 	if (frame->opcode == SOFT_SEND) {
 		const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
-		int count = soft_sge_walk(soft_receive_pd(qp),
-					  soft_receive_sges(&qp->rq, qp->rq.head), receive->num_sge,
-					  place, length, IBV_ACCESS_LOCAL_WRITE, iov, room);
+		int count = soft_sge_to_iovecs(
+			soft_receive_pd(qp), soft_receive_sges(&qp->rq, qp->rq.head),
+			receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE, iov, room);
 
 		if (count < 0)
 			soft_request_unwritable(qp, frame);
 		else
-			copy_reads(qp, iov, count);
+			copy_overwritten_reads(qp, iov, count);
 		return count;
 	}
 	/* Use the saved address and key of the message's first frame, because later frames do not
 	 * contain them. */
 	void *memory =
 		soft_remote_memory(qp, soft_remote_pd(qp, responder->srq_num), responder->rkey,
-				   responder->address + place, length, IBV_ACCESS_REMOTE_WRITE);
+				   responder->address + offset, length, IBV_ACCESS_REMOTE_WRITE);
 
 	if (!memory) {
 		soft_request_unwritable(qp, frame);
 		return -1;
 	}
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
-	copy_reads(qp, iov, 1);
+	copy_overwritten_reads(qp, iov, 1);
 	return 1;
 }
 
@@ -557,15 +561,16 @@ static void queue_empty_response(struct soft_qp *qp, const struct soft_frame *fr
 {
 	struct soft_responder *responder = &qp->responder;
 
-	soft_responder_queue_response(qp, frame, SOFT_READ_DATA, 0)->is_uncounted = true;
-	responder->empty[responder->empty_count++ % SOFT_KNOWN_EMPTY] = frame->psn;
+	soft_responder_queue_response(qp, frame, SOFT_READ_DATA, 0)->may_be_uncounted = true;
+	responder->empty_read_psns[responder->empty_read_count++ % SOFT_KNOWN_EMPTY_READS] =
+		frame->psn;
 }
 
-static struct soft_known_read *remember(struct soft_responder *responder,
-					const struct soft_frame *frame, uint32_t psns)
+static struct soft_known_read *remember_read(struct soft_responder *responder,
+					     const struct soft_frame *frame, uint32_t psns)
 {
 	struct soft_known_read *read =
-		&responder->known[responder->known_count++ & responder->response_mask];
+		&responder->known_reads[responder->known_read_count++ & responder->response_mask];
 
 	*read = (struct soft_known_read){
 		.psn = frame->psn,
@@ -578,16 +583,17 @@ static struct soft_known_read *remember(struct soft_responder *responder,
 
 /* Execute an atomic operation (IBTA 9.4.5.1). The operation is also atomic with respect to other
  * threads of this process. Returns false if the memory is no longer accessible. */
-static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *arguments)
+static bool execute_atomic(struct soft_qp *qp, const struct soft_frame *frame,
+			   const uint8_t *arguments)
 {
 	struct soft_responder *responder = &qp->responder;
-	uint64_t first = soft_take64(arguments);
-	uint64_t before = first;
+	uint64_t operand = soft_get64(arguments);
+	uint64_t old_value = operand;
 	uint64_t *at = atomic_target(qp, frame);
 
 	if (!at)
 		return false;
-	copy_reads(qp, &(struct iovec){.iov_base = at, .iov_len = sizeof(*at)}, 1);
+	copy_overwritten_reads(qp, &(struct iovec){.iov_base = at, .iov_len = sizeof(*at)}, 1);
 	if (frame->opcode == SOFT_ATOMIC_WRITE) {
 		uint64_t value; /* unconverted bytes */
 
@@ -597,19 +603,21 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 		return true;
 	}
 	if (frame->opcode == SOFT_FETCH_ADD)
-		before = __atomic_fetch_add(at, first, __ATOMIC_SEQ_CST);
+		old_value = __atomic_fetch_add(at, operand, __ATOMIC_SEQ_CST);
 	else
-		__atomic_compare_exchange_n(at, &before, soft_take64(arguments + 8), false,
+		__atomic_compare_exchange_n(at, &old_value, soft_get64(arguments + 8), false,
 					    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 	struct soft_response *response =
 		soft_responder_queue_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT);
 
-	soft_put64(response->result, before);
-	memcpy(remember(responder, frame, 1)->result, response->result, sizeof(response->result));
+	soft_put64(response->result, old_value);
+	memcpy(remember_read(responder, frame, 1)->result, response->result,
+	       sizeof(response->result));
 	return true;
 }
 
-void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *small)
+void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame,
+		      const uint8_t *atomic_payload)
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
@@ -618,9 +626,10 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 	switch (frame->opcode) {
 	case SOFT_SEND:
 	case SOFT_WRITE:
-		responder->active = !soft_is_last(frame);
-		if (responder->active) {
-			responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->length));
+		responder->in_message = !soft_is_last(frame);
+		if (responder->in_message) {
+			responder->expected_psn =
+				soft_psn_add(frame->psn, soft_psn_count(qp, frame->length));
 			return;
 		}
 		/* Invalidate the key after the whole message has arrived and before it is completed
@@ -629,18 +638,21 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 				 ? soft_invalidate(qp, responder->rkey)
 				 : NULL;
 		if (reason) {
-			SOFT_TRACE(no_access, qp, reason, responder->rkey, 0, 0, 0);
+			SOFT_TRACE(access_refused, qp, reason, responder->rkey, 0, 0, 0);
 			fail_receive(qp, IBV_WC_REM_INV_REQ_ERR, SOFT_NAK_REMOTE_ACCESS);
 			return;
 		}
-		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->length));
+		responder->expected_psn =
+			soft_psn_add(frame->psn, soft_psn_count(qp, frame->length));
 		responder->msn++;
 		if (frame->opcode == SOFT_WRITE)
 			soft_count_written(qp, responder->dma_length);
 		if (responder->has_receive)
-			soft_complete_receive(qp, IBV_WC_SUCCESS, (uint32_t)end_of(qp, frame));
+			soft_complete_receive(qp, IBV_WC_SUCCESS, (uint32_t)message_end(qp, frame));
 		if (soft_qp_is_uc(qp))
 			return;
+		/* The application may reply to the message, and the reply can carry the
+		 * acknowledgement. */
 		if (responder->has_receive)
 			soft_links->acknowledge(qp->link);
 		else
@@ -648,26 +660,28 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		return;
 	case SOFT_READ:
 		soft_responder_queue_response(qp, frame, SOFT_READ_DATA, frame->dma_length);
-		remember(responder, frame, soft_psns(qp, frame->dma_length))->uncounted =
+		remember_read(responder, frame, soft_psn_count(qp, frame->dma_length))
+			->uncounted_bytes =
 			soft_counts_reads_of(qp, frame->rkey) ? frame->dma_length : 0;
-		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
+		responder->expected_psn =
+			soft_psn_add(frame->psn, soft_psn_count(qp, frame->dma_length) - 1);
 		break;
 	case SOFT_FLUSH:
 		/* Publishing the response makes earlier writes visible (begin_flush). */
 		queue_empty_response(qp, frame);
 		break;
 	default:
-		if (!do_atomic(qp, frame, small)) {
+		if (!execute_atomic(qp, frame, atomic_payload)) {
 			refuse_access(qp, frame, sizeof(uint64_t), atomic_right(frame));
 			return;
 		}
 	}
-	responder->psn = soft_psn_add(responder->psn, 1);
+	responder->expected_psn = soft_psn_add(responder->expected_psn, 1);
 	responder->msn++;
 	soft_qp_link_output(qp->link);
 }
 
-/* ---- answers ------------------------------------------------------------------------------- */
+/* ---- responses ------------------------------------------------------------------------------- */
 
 uint32_t soft_responder_ack_psn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
 {
@@ -675,13 +689,13 @@ uint32_t soft_responder_ack_psn(const struct soft_qp *qp, const struct soft_tx_c
 	const struct soft_responder *responder = &qp->responder;
 
 	if (soft_qp_is_uc(qp))
-		return cursor->acked; /* UC sends no acknowledgements */
-	uint32_t next = cursor->response == responder->response_tail ? responder->psn
+		return cursor->acked_psn; /* UC sends no acknowledgements */
+	uint32_t next = cursor->response == responder->response_tail ? responder->expected_psn
 								     : cursor->response_psn;
-	uint32_t done = soft_psn_add(next, SOFT_PSN_MASK);
+	uint32_t done = soft_psn_prev(next);
 
 	/* A repeated response may precede PSNs that have already been acknowledged. */
-	return soft_psn_before(done, cursor->acked) ? cursor->acked : done;
+	return soft_psn_before(done, cursor->acked_psn) ? cursor->acked_psn : done;
 }
 
 uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
@@ -696,7 +710,7 @@ uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_curso
 
 /* Returns the later of the last acknowledged PSN and a response's PSN. A response also acknowledges
  * all earlier PSNs (IBTA 9.7.5.1.2). */
-static uint32_t acked_with(uint32_t acked, uint32_t psn)
+static uint32_t later_psn(uint32_t acked, uint32_t psn)
 {
 	return soft_psn_before(acked, psn) ? psn : acked;
 }
@@ -709,13 +723,14 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		return false;
 	const struct soft_response *response = soft_response_at(qp, cursor->response);
 	bool first = cursor->response_psn == response->psn, by_cma;
-	uint32_t place = (uint32_t)soft_message_offset(qp, cursor->response_psn, response->psn);
+	uint32_t offset = (uint32_t)soft_message_offset(qp, cursor->response_psn, response->psn);
 
+	/* A descriptor can only refer to registered memory, and not to a copy. */
 	if (response->opcode == SOFT_READ_DATA && response->copy)
 		cursor->cma_max = 0;
 	uint32_t length = soft_next_frame_length(
-		cursor, response->refused ? 0 : response->length - place, &by_cma);
-	bool last = response->refused || place + length == response->length;
+		cursor, response->refused ? 0 : response->length - offset, &by_cma);
+	bool last = response->refused || offset + length == response->length;
 
 	*out = (struct soft_tx_packet){
 		.index = cursor->response,
@@ -733,9 +748,8 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				.msn = response->msn & SOFT_PSN_MASK,
 			},
 	};
-	cursor->response_psn = soft_psn_add(cursor->response_psn, soft_psns(qp, length));
-	cursor->acked =
-		acked_with(cursor->acked, soft_psn_add(cursor->response_psn, SOFT_PSN_MASK));
+	cursor->response_psn = soft_psn_add(cursor->response_psn, soft_psn_count(qp, length));
+	cursor->acked_psn = later_psn(cursor->acked_psn, soft_psn_prev(cursor->response_psn));
 	if (last)
 		soft_responder_seek(qp, cursor, cursor->response + 1);
 	return true;
@@ -743,13 +757,13 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 
 /* Count the bytes of a READ when the last packet of its response is sent. A repeated READ is
  * counted only once. */
-static void count_answered(struct soft_qp *qp, uint32_t psn)
+static void count_read_bytes(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_known_read *read = soft_responder_find(&qp->responder, SOFT_READ, psn);
 
 	if (read) {
-		soft_count_read(qp, read->uncounted);
-		read->uncounted = 0;
+		soft_count_read(qp, read->uncounted_bytes);
+		read->uncounted_bytes = 0;
 	}
 }
 
@@ -759,11 +773,11 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	struct soft_responder *responder = &qp->responder;
 	struct soft_response *response = soft_response_at(qp, out->index);
 
-	response->psn = soft_psn_add(response->psn, soft_psns(qp, out->frame.length));
-	responder->acked = acked_with(responder->acked, soft_psn_add(response->psn, SOFT_PSN_MASK));
+	response->psn = soft_psn_add(response->psn, soft_psn_count(qp, out->frame.length));
+	responder->acked_psn = later_psn(responder->acked_psn, soft_psn_prev(response->psn));
 	if (soft_is_last(&out->frame)) {
 		if (qp->served && out->frame.opcode == SOFT_READ_DATA)
-			count_answered(qp, out->frame.psn);
+			count_read_bytes(qp, out->frame.psn);
 		soft_responder_free_copy(responder, response);
 		responder->response_head++;
 		return;
@@ -792,9 +806,9 @@ bool soft_responder_withdraw_repeated(struct soft_qp *qp, uint32_t index)
 	soft_assert_locked();
 	struct soft_response *response = soft_response_at(qp, index);
 
-	if (response->is_uncounted)
+	if (response->may_be_uncounted)
 		soft_responder_refuse_repeated(qp, response);
-	return response->is_uncounted;
+	return response->may_be_uncounted;
 }
 
 void soft_responder_withdraw(struct soft_qp *qp, uint32_t index, uint32_t psn,
@@ -810,7 +824,7 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 {
 	soft_assert_locked();
 	struct soft_response *response = soft_response_at(qp, out->index);
-	uint64_t place = soft_message_offset(qp, out->frame.psn, response->psn);
+	uint64_t offset = soft_message_offset(qp, out->frame.psn, response->psn);
 	void *memory;
 
 	if (response->opcode == SOFT_ATOMIC_DATA)
@@ -818,14 +832,14 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 	else
 		memory = soft_remote_memory(
 			qp, soft_remote_pd(qp, response->srq_num), response->rkey,
-			response->address + place, out->frame.length,
+			response->address + offset, out->frame.length,
 			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
 	if (!memory)
 		return -1;
 	/* If the data was copied because a later request overwrites it, send the copy. The check
 	 * above ensures that the key is still valid (read_order.c). */
 	if (response->opcode == SOFT_READ_DATA && response->copy)
-		memory = response->copy + response->copy_length - response->length + place;
+		memory = response->copy + response->copy_length - response->length + offset;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = out->frame.length};
 	return 1;
 }

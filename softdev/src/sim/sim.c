@@ -26,8 +26,12 @@ enum {
 #define WALL_CLOCK_S 1800000000 /* wall-clock time at virtual time 0 */
 #define TRACE_BEGIN UINT64_C(0xcbf29ce484222325) /* FNV-1a offset basis */
 
+/* The kinds of events in the history. */
+enum event { EVENT_SEND = 1, EVENT_SET_STATE, EVENT_DELIVER, EVENT_TIMERS };
+
+/* A datagram in flight. */
 struct flight {
-	uint64_t due, number;
+	uint64_t due_ns, number;
 	struct machine *to;
 	union ibv_gid from_gid, to_gid;
 	uint16_t port;
@@ -52,13 +56,13 @@ static struct {
 	struct flight **heap; /* min-heap by due time */
 	size_t flight_count;
 	uint64_t now_ns, random, trace, sent;
-	struct way {
-		struct aiordma_sim_link link;
-		uint64_t last_due;
-	} ways[AIORDMA_SIM_NETWORKS][AIORDMA_SIM_HOSTS][AIORDMA_SIM_HOSTS];
+	struct link_state {
+		struct aiordma_sim_link properties;
+		uint64_t last_due_ns;
+	} links[AIORDMA_SIM_NETWORKS][AIORDMA_SIM_HOSTS][AIORDMA_SIM_HOSTS];
 } sim = {.entered = -1};
 
-/* ---- chance, time, the trace ----------------------------------------------------------------- */
+/* ---- random numbers, time, the history ------------------------------------------------------- */
 
 uint64_t soft_sim_random(void)
 {
@@ -69,14 +73,14 @@ uint64_t soft_sim_random(void)
 	return z ^ z >> 31;
 }
 
-static uint64_t draw(uint64_t below)
+static uint64_t random_below(uint64_t limit)
 {
-	return below ? soft_sim_random() % below : 0;
+	return limit ? soft_sim_random() % limit : 0;
 }
 
-static bool chance(uint32_t per_million)
+static bool occurs(uint32_t per_million)
 {
-	return per_million && draw(1000000) < per_million;
+	return per_million && random_below(1000000) < per_million;
 }
 
 void aiordma_sim_note(uint64_t what)
@@ -85,10 +89,11 @@ void aiordma_sim_note(uint64_t what)
 		sim.trace = (sim.trace ^ (what >> i & 255)) * UINT64_C(0x100000001b3);
 }
 
-static void note(uint64_t what, uint64_t where)
+/* Add an event with the current time to the history. */
+static void record_event(enum event event, uint64_t details)
 {
 	aiordma_sim_note(sim.now_ns);
-	aiordma_sim_note(what << 56 | where);
+	aiordma_sim_note((uint64_t)event << 56 | details);
 }
 
 uint64_t aiordma_sim_trace(void)
@@ -119,6 +124,7 @@ static void *check_allocated(void *memory)
 	abort();
 }
 
+/* Double the array when its element count reaches a power of two. */
 static void *grow(void *array, size_t count, size_t size)
 {
 	return count & (count - 1)
@@ -126,11 +132,11 @@ static void *grow(void *array, size_t count, size_t size)
 		       : check_allocated(realloc(array, (count ? 2 * count : 1) * size));
 }
 
-/* ---- what is under way ----------------------------------------------------------------------- */
+/* ---- datagrams in flight --------------------------------------------------------------------- */
 
 static bool is_before(const struct flight *a, const struct flight *b)
 {
-	return a->due < b->due || (a->due == b->due && a->number < b->number);
+	return a->due_ns < b->due_ns || (a->due_ns == b->due_ns && a->number < b->number);
 }
 
 static void heap_push(struct flight *flight)
@@ -160,26 +166,27 @@ static struct flight *heap_pop(void)
 	return first;
 }
 
-static void schedule_datagram(struct flight like, const uint8_t *bytes)
+static void schedule_datagram(struct flight datagram, const uint8_t *bytes)
 {
-	struct flight *flight = check_allocated(malloc(sizeof(like) + HEADROOM + like.length));
+	struct flight *flight =
+		check_allocated(malloc(sizeof(datagram) + HEADROOM + datagram.length));
 
-	*flight = like;
+	*flight = datagram;
 	flight->number = sim.sent++;
-	memcpy(flight->bytes + HEADROOM, bytes, like.length);
+	memcpy(flight->bytes + HEADROOM, bytes, datagram.length);
 	heap_push(flight);
 }
 
 /* ---- machines -------------------------------------------------------------------------------- */
 
-static int host_of(const union ibv_gid *gid)
+static int host_of_gid(const union ibv_gid *gid)
 {
 	static const uint8_t prefix[13] = {[10] = 0xff, [11] = 0xff, [12] = 10};
-	const bool is_one = !memcmp(gid->raw, prefix, sizeof(prefix)) && !gid->raw[14] &&
-			    gid->raw[13] < AIORDMA_SIM_NETWORKS &&
-			    gid->raw[15] <= AIORDMA_SIM_HOSTS;
+	const bool is_simulated = !memcmp(gid->raw, prefix, sizeof(prefix)) && !gid->raw[14] &&
+				  gid->raw[13] < AIORDMA_SIM_NETWORKS &&
+				  gid->raw[15] <= AIORDMA_SIM_HOSTS;
 
-	return is_one ? gid->raw[15] - 1 : -1;
+	return is_simulated ? gid->raw[15] - 1 : -1;
 }
 
 /* Returns the host's current machine if it is running or stopped, or NULL if it is dead. */
@@ -232,38 +239,40 @@ static union ibv_gid own_address(int device)
 
 static int device_to(const union ibv_gid *gid)
 {
-	return host_of(gid) < 0 ? -1 : gid->raw[13];
+	return host_of_gid(gid) < 0 ? -1 : gid->raw[13];
 }
 
 static void send_datagram(const union ibv_gid *from, uint16_t port, const union ibv_gid *to,
 			  const uint8_t *bytes, size_t length)
 {
-	const bool inside = soft_gid_is_of_host(to);
-	const int source = current_machine()->host, target = inside ? source : host_of(to);
-	const int network = inside ? 0 : device_to(to);
-	struct machine *machine = target < 0 ? NULL
-				  : inside   ? current_machine()
-					     : machine_of(target);
-	struct way *way;
+	const bool is_loopback = soft_gid_is_on_this_host(to);
+	const int source = current_machine()->host, target = is_loopback ? source : host_of_gid(to);
+	const int network = is_loopback ? 0 : device_to(to);
+	struct machine *machine = target < 0    ? NULL
+				  : is_loopback ? current_machine()
+						: machine_of(target);
+	struct link_state *link;
 	struct flight flight = {
 		.to = machine, .from_gid = *from, .to_gid = *to, .port = port, .length = length};
 
-	note(1, (uint64_t)source << 48 | (uint64_t)(target & 0xff) << 40 |
-			(uint64_t)(network & 0xff) << 32 | length);
+	record_event(EVENT_SEND, (uint64_t)source << 48 | (uint64_t)(target & 0xff) << 40 |
+					 (uint64_t)(network & 0xff) << 32 | length);
 	if (current_machine()->state == AIORDMA_SIM_DEAD || !machine ||
-	    (!inside && device_to(from) != network))
+	    (!is_loopback && device_to(from) != network))
 		return;
-	way = &sim.ways[network][source][target];
-	if (way->link.cut || chance(way->link.loss))
+	link = &sim.links[network][source][target];
+	if (link->properties.cut || occurs(link->properties.loss))
 		return;
-	flight.due = sim.now_ns + way->link.latency_ns + draw(way->link.jitter_ns + 1);
-	flight.due = flight.due > way->last_due ? flight.due : way->last_due + 1;
-	flight.due += length * way->link.ps_per_byte / 1000;
-	way->last_due = flight.due;
-	if (chance(way->link.duplicate))
+	flight.due_ns = sim.now_ns + link->properties.latency_ns +
+			random_below(link->properties.jitter_ns + 1);
+	/* Keep the order of datagrams, except for those that are late. */
+	flight.due_ns = flight.due_ns > link->last_due_ns ? flight.due_ns : link->last_due_ns + 1;
+	flight.due_ns += length * link->properties.ps_per_byte / 1000;
+	link->last_due_ns = flight.due_ns;
+	if (occurs(link->properties.duplicate))
 		schedule_datagram(flight, bytes);
-	if (chance(way->link.late))
-		flight.due += draw(way->link.late_ns + 1);
+	if (occurs(link->properties.late))
+		flight.due_ns += random_below(link->properties.late_ns + 1);
 	schedule_datagram(flight, bytes);
 }
 
@@ -274,11 +283,12 @@ static int reserve(struct sockaddr *address, int type)
 {
 	uint16_t *port = &((struct sockaddr_in *)(void *)address)
 				  ->sin_port; /* same offset in struct sockaddr_in6 */
-	const bool any = !*port;
+	const bool any_port = !*port;
 	int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0), error = fd < 0 ? errno : EADDRINUSE;
 
-	for (int i = 0; error == EADDRINUSE && i < (any ? PORTS : 1); i++) {
-		const uint16_t number = any ? htons((uint16_t)(FIRST_PORT + draw(PORTS))) : *port;
+	for (int i = 0; error == EADDRINUSE && i < (any_port ? PORTS : 1); i++) {
+		const uint16_t number =
+			any_port ? htons((uint16_t)(FIRST_PORT + random_below(PORTS))) : *port;
 		struct sockaddr_un name = {.sun_family = AF_UNIX};
 		const int length = snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1,
 					    "aiordma-sim %d %d %d %d", (int)getpid(), sim.entered,
@@ -338,12 +348,12 @@ void aiordma_sim_set_state(int number, enum aiordma_sim_state state)
 {
 	struct machine *machine = sim.machines[number];
 
-	note(2, (uint64_t)number << 8 | state);
+	record_event(EVENT_SET_STATE, (uint64_t)number << 8 | state);
 	machine->state = state;
 	if (state == AIORDMA_SIM_STOPPED)
 		return;
 	for (size_t i = 0; i < machine->held_count; i++) {
-		machine->held[i]->due = sim.now_ns;
+		machine->held[i]->due_ns = sim.now_ns;
 		heap_push(machine->held[i]);
 	}
 	free(machine->held);
@@ -358,15 +368,15 @@ struct aiordma_sim_program *aiordma_sim_program(int machine)
 
 struct aiordma_sim_link *aiordma_sim_way(int network, int from, int to)
 {
-	return &sim.ways[network][from][to].link;
+	return &sim.links[network][from][to].properties;
 }
 
-/* ---- what happens ---------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 int aiordma_sim_begin(uint64_t seed)
 {
 	/* Simulate uptimes of 0 seconds, 1,000 seconds and 300 days. */
-	static const uint64_t begins_s[] = {0, 1000, 26000000};
+	static const uint64_t uptimes_s[] = {0, 1000, 26000000};
 
 	if (sim.machine_count)
 		return EBUSY;
@@ -374,21 +384,21 @@ int aiordma_sim_begin(uint64_t seed)
 		return EALREADY;
 	sim.random = seed;
 	sim.trace = TRACE_BEGIN;
-	sim.now_ns = begins_s[seed % 3] * 1000000000;
+	sim.now_ns = uptimes_s[seed % 3] * 1000000000;
 	sim.sent = 0;
-	memset(sim.ways, 0, sizeof(sim.ways));
+	memset(sim.links, 0, sizeof(sim.links));
 	return 0;
 }
 
 int aiordma_sim_end(void)
 {
-	int used = 0;
+	int still_used = 0;
 
 	for (int i = 0; i < sim.machine_count; i++) {
 		struct machine *machine = sim.machines[i];
 
 		aiordma_sim_enter(i);
-		used += soft_engine_is_used();
+		still_used += soft_engine_is_used();
 		aiordma_sim_set_state(i, AIORDMA_SIM_DEAD);
 		soft_device_free();
 		aiordma_sim_enter(-1);
@@ -401,7 +411,7 @@ int aiordma_sim_end(void)
 	sim.heap = NULL;
 	sim.machines = NULL;
 	sim.machine_count = 0;
-	return used;
+	return still_used;
 }
 
 /* Returns the running machine whose timer expires first, or NULL. */
@@ -422,16 +432,16 @@ static struct machine *first_alarm(void)
 uint64_t aiordma_sim_next(void)
 {
 	const struct machine *alarm = first_alarm();
-	const uint64_t flight = sim.flight_count ? sim.heap[0]->due : UINT64_MAX;
+	const uint64_t flight = sim.flight_count ? sim.heap[0]->due_ns : UINT64_MAX;
 
 	return alarm && alarm->alarm_ns < flight ? alarm->alarm_ns : flight;
 }
 
-static void arrive(struct flight *flight)
+static void deliver(struct flight *flight)
 {
 	struct machine *machine = flight->to;
 
-	note(3, (uint64_t)machine->number << 40 | flight->length);
+	record_event(EVENT_DELIVER, (uint64_t)machine->number << 40 | flight->length);
 	if (machine->state == AIORDMA_SIM_STOPPED) {
 		machine->held = grow(machine->held, machine->held_count, sizeof(struct flight *));
 		machine->held[machine->held_count++] = flight;
@@ -449,7 +459,7 @@ static void arrive(struct flight *flight)
 
 static void run_timers(struct machine *machine)
 {
-	note(4, (uint64_t)machine->number);
+	record_event(EVENT_TIMERS, (uint64_t)machine->number);
 	aiordma_sim_enter(machine->number);
 	machine->alarm_ns = 0;
 	soft_lock();
@@ -460,17 +470,17 @@ static void run_timers(struct machine *machine)
 /* Process the next event, which is due at `when`. Returns the machine affected by the event. */
 static struct machine *process_next_event(uint64_t when)
 {
-	const bool arrives = sim.flight_count && sim.heap[0]->due == when;
+	const bool arrives = sim.flight_count && sim.heap[0]->due_ns == when;
 	struct machine *machine = arrives ? sim.heap[0]->to : first_alarm();
 
 	if (arrives)
-		arrive(heap_pop());
+		deliver(heap_pop());
 	else
 		run_timers(machine);
 	return machine;
 }
 
-static bool has_input(const struct machine *machine)
+static bool program_has_input(const struct machine *machine)
 {
 	struct pollfd waits = {.fd = machine->program.fd, .events = POLLIN};
 
@@ -485,7 +495,7 @@ void aiordma_sim_run(uint64_t until)
 		sim.now_ns = next > sim.now_ns ? next : sim.now_ns;
 		struct machine *machine = process_next_event(next);
 
-		if (machine->state != AIORDMA_SIM_UP || !has_input(machine))
+		if (machine->state != AIORDMA_SIM_UP || !program_has_input(machine))
 			continue;
 		machine->program.has_input = true;
 		if (machine->program.busy_until < until)

@@ -15,11 +15,11 @@
 
 enum { FORMAT_VERSION = 1, MAX_TEXT = 300, DROPS_PER_SECOND = 100 };
 
-static uint32_t next_request(void)
+static uint32_t next_request_number(void)
 {
-	uint32_t *requests = &soft_device.trace->requests;
+	uint32_t *last = &soft_device.trace->last_request;
 
-	return *requests += *requests + 1 ? 1 : 2;
+	return *last += *last + 1 ? 1 : 2; /* skip 0, which stands for a request without a number */
 }
 
 /* ---- lines ----------------------------------------------------------------------------------- */
@@ -93,7 +93,7 @@ static void stop(int error)
 	soft_trace_file_close(line.text, line.length);
 }
 
-static void add(struct line *line)
+static void write_line(struct line *line)
 {
 	put(line, "}\n");
 	int error = soft_trace_file_add(line->text, line->length);
@@ -178,9 +178,9 @@ static void trace_send(struct soft_qp *qp, uint32_t index)
 	};
 	struct soft_send_wqe *send = soft_send_at(qp, index);
 
-	send->request = next_request();
+	send->trace_request = next_request_number();
 	struct line line = begin_line("post_send");
-	put_number(&line, "request", send->request);
+	put_number(&line, "request", send->trace_request);
 	put_number(&line, "qp_num", qp->ibv.qp_num);
 	put_number(&line, "wr_id", send->wr_id);
 	put_name(&line, "opcode", soft_wr_opcode_name(send->opcode));
@@ -188,7 +188,7 @@ static void trace_send(struct soft_qp *qp, uint32_t index)
 	put_number(&line, "length", send->length);
 	put_number(&line, "num_sge", send->num_sge);
 	put_operation(&line, qp, index);
-	add(&line);
+	write_line(&line);
 }
 
 void soft_trace_sends(struct soft_qp *qp, uint32_t from)
@@ -207,13 +207,13 @@ static void trace_receives(struct soft_receive_queue *rq, uint32_t from, const c
 		struct soft_recv_wqe *receive = soft_receive_at(rq, from);
 		struct line line = begin_line(type);
 
-		receive->request = next_request();
-		put_number(&line, "request", receive->request);
+		receive->trace_request = next_request_number();
+		put_number(&line, "request", receive->trace_request);
 		put_number(&line, owner, number);
 		put_number(&line, "wr_id", receive->wr_id);
 		put_number(&line, "length", receive->length);
 		put_number(&line, "num_sge", receive->num_sge);
-		add(&line);
+		write_line(&line);
 	}
 }
 
@@ -244,7 +244,7 @@ void soft_trace_refused(const char *owner, uint32_t number, int opcode, uint64_t
 	put_number(&line, "wr_id", wr_id);
 	put_name(&line, "reason", why->reason);
 	put_failure(&line, why->error);
-	add(&line);
+	write_line(&line);
 }
 
 /* ---- refused calls --------------------------------------------------------------------------- */
@@ -289,7 +289,7 @@ static void add_refusal(struct line *line, int error, const struct soft_refusal_
 	put_flags(line, "attributes", attributes, sizeof(attributes) / sizeof(attributes[0]),
 		  note->attributes);
 	put_failure(line, error);
-	add(line);
+	write_line(line);
 }
 
 void soft_trace_call_refused(const char *call, const char *owner, uint32_t number, int error,
@@ -315,7 +315,7 @@ void soft_trace_modify_refused(const struct soft_qp *qp, enum ibv_qp_state to, i
 	add_refusal(&line, error, note);
 }
 
-/* ---- what becomes of them -------------------------------------------------------------------- */
+/* ---- completions ----------------------------------------------------------------------------- */
 
 void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, uint32_t request,
 			   bool lost)
@@ -346,7 +346,7 @@ void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, ui
 	trace->failure_reason = NULL;
 	if (lost)
 		put(&line, ",\"lost\":true");
-	add(&line);
+	write_line(&line);
 }
 
 void soft_trace_failure_reason(const char *reason, uint32_t lkey)
@@ -383,7 +383,7 @@ void soft_trace_registered(const struct soft_range *range)
 	put_number(&line, "addr", range->start);
 	put_number(&line, "length", range->length);
 	put_access(&line, range->access & ~SOFT_ACCESS_CMA);
-	add(&line);
+	write_line(&line);
 }
 
 void soft_trace_key_ended(uint32_t key)
@@ -391,7 +391,7 @@ void soft_trace_key_ended(uint32_t key)
 	struct line line = begin_line("key_ended");
 
 	put_number(&line, "key", key);
-	add(&line);
+	write_line(&line);
 }
 
 /* ---- queue pairs and events ------------------------------------------------------------------ */
@@ -410,13 +410,13 @@ void soft_trace_created(const struct soft_qp *qp)
 		put_number(&line, "srq", qp->ibv.srq->handle);
 	if (qp->sq_sig_all)
 		put(&line, ",\"sq_sig_all\":true");
-	add(&line);
+	write_line(&line);
 }
 
 void soft_trace_destroyed(const struct soft_qp *qp)
 {
 	struct line line = begin_qp_line("destroy_qp", qp);
-	add(&line);
+	write_line(&line);
 }
 
 void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to)
@@ -429,7 +429,7 @@ void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to)
 	put_name(&line, "qp_state", soft_qp_state_name(to));
 	if (to == IBV_QPS_RTR && !soft_qp_is_ud(qp))
 		put_number(&line, "dest_qp_num", qp->attr.dest_qp_num);
-	add(&line);
+	write_line(&line);
 }
 
 void soft_trace_event(const struct ibv_async_event *event)
@@ -454,18 +454,18 @@ void soft_trace_event(const struct ibv_async_event *event)
 	default:
 		put_number(&line, "port_num", 1);
 	}
-	add(&line);
+	write_line(&line);
 }
 
 void soft_trace_retry(const struct soft_qp *qp, const char *cause)
 {
 	struct line line = begin_qp_line("retry", qp);
 	put_name(&line, "cause", cause);
-	add(&line);
+	write_line(&line);
 }
 
-void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
-			  uint64_t address, uint64_t length, unsigned rights)
+void soft_trace_access_refused(const struct soft_qp *qp, const char *reason, uint32_t rkey,
+			       uint64_t address, uint64_t length, unsigned rights)
 {
 	struct line line = begin_qp_line("access_refused", qp);
 	put_name(&line, "reason", reason);
@@ -475,7 +475,7 @@ void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t
 		put_number(&line, "remote_addr", address);
 		put_number(&line, "length", length);
 	}
-	add(&line);
+	write_line(&line);
 }
 
 void soft_trace_request_refused(const struct soft_qp *qp, const char *reason)
@@ -483,7 +483,7 @@ void soft_trace_request_refused(const struct soft_qp *qp, const char *reason)
 	struct line line = begin_qp_line("request_refused", qp);
 
 	put_name(&line, "reason", reason);
-	add(&line);
+	write_line(&line);
 }
 
 /* Returns whether a dropped packet may be recorded. DROPS_PER_SECOND limits both the average number
@@ -535,7 +535,7 @@ void soft_trace_dropped(const struct soft_drop *drop)
 	if (trace->drops_omitted)
 		put_number(&line, "omitted", trace->drops_omitted);
 	trace->drops_omitted = 0;
-	add(&line);
+	write_line(&line);
 }
 
 void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq)
@@ -546,13 +546,13 @@ void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq)
 		put_number(&line, "qp_num", qp_num);
 	if (cq)
 		put_number(&line, "cq", cq);
-	add(&line);
+	write_line(&line);
 }
 
-/* ---- begin and end --------------------------------------------------------------------------- */
+/* ---- start and stop -------------------------------------------------------------------------- */
 
-/* Read the beginning of a file in /proc, and replace inner null bytes with `between`. */
-static void read_text(const char *path, char between, char *text, size_t size)
+/* Read the beginning of a file in /proc, and replace inner null bytes with `separator`. */
+static void read_text(const char *path, char separator, char *text, size_t size)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	ssize_t length = fd < 0 ? 0 : read(fd, text, size - 1);
@@ -564,12 +564,12 @@ static void read_text(const char *path, char between, char *text, size_t size)
 	text[length > 0 ? length : 0] = '\0';
 	for (ssize_t i = 0; i < length; i++)
 		if (!text[i])
-			text[i] = between;
+			text[i] = separator;
 }
 
 /* Store the names of all devices, separated by commas. If the devices have not been counted yet
  * (soft_hca_count), only the first one is named. */
-static void name_devices(char *text)
+static void get_device_names(char *text)
 {
 	const struct soft_objects *objects = soft_device.objects;
 
@@ -599,7 +599,7 @@ static int add_header(void)
 		text[0] = '\0';
 	text[sizeof(text) - 1] = '\0';
 	put_text(&line, "host", text);
-	name_devices(text);
+	get_device_names(text);
 	put_name(&line, "device", text);
 	put(&line, "}\n");
 	return soft_trace_file_add(line.text, line.length);
@@ -612,25 +612,25 @@ static int start(const char *path)
 	int rc = soft_trace_file_open(path);
 
 	if (!rc && (rc = add_header()))
-		soft_trace_file_forget();
+		soft_trace_file_abandon();
 	soft_trace_on = !rc;
 	return rc;
 }
 
 /* Stop tracing in a forked child, because the trace belongs to the parent. */
-static void forget(void)
+static void abandon_trace(void)
 {
 	soft_trace_on = false;
-	soft_trace_file_forget();
+	soft_trace_file_abandon();
 }
 
 /* Start a trace if the environment requests one. Called when the engine starts. */
-static int begin(void)
+static int start_from_environment(void)
 {
 	const char *path = secure_getenv(VARIABLE);
 
 	if (!soft_trace_file_path())
-		forget();
+		abandon_trace();
 	if (soft_device.trace->env_pid == getpid() || !path || !*path || soft_trace_on)
 		return 0;
 	int rc = start(path);
@@ -657,21 +657,21 @@ static int begin(void)
 
 static void create(void)
 {
-	soft_device.trace = soft_part(sizeof(struct soft_trace));
+	soft_device.trace = soft_alloc_part(sizeof(struct soft_trace));
 	soft_device.trace->file.fd = -1;
 }
 
 const struct soft_subsystem soft_trace_subsystem = {
 	.create = create,
-	.start = begin,
-	.forked = forget,
+	.start = start_from_environment,
+	.forked = abandon_trace,
 };
 
 int aiordma_trace_start(const char *path, char *used, size_t size)
 {
 	soft_lock();
 	if (!soft_trace_file_path())
-		forget();
+		abandon_trace();
 	int rc = start(path);
 	const char *name = soft_trace_file_path();
 

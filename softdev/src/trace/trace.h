@@ -21,7 +21,7 @@ struct soft_srq;
 
 struct soft_trace {
 	bool on;
-	uint32_t requests; /* last request number assigned; 0 if none */
+	uint32_t last_request; /* last request number assigned; 0 if none */
 	const char *failure_reason; /* reason for the next failed completion, or NULL */
 	uint32_t lkey; /* key to which `failure_reason` refers */
 	uint64_t drops_until; /* when a full burst of drop records is allowed again */
@@ -85,8 +85,8 @@ void soft_trace_request_refused(const struct soft_qp *qp, const char *reason);
 /* Record that the queue pair's peer has been refused access to memory, with the reason
  * (soft_remote_denial_reason) and the requested access. If `rights` is 0, the peer wanted to
  * invalidate the window with this key. */
-void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
-			  uint64_t address, uint64_t length, unsigned rights);
+void soft_trace_access_refused(const struct soft_qp *qp, const char *reason, uint32_t rkey,
+			       uint64_t address, uint64_t length, unsigned rights);
 /* A dropped packet, whose sender does not learn the reason. Any host can cause these records, so
  * their rate is limited. */
 struct soft_drop {
@@ -165,6 +165,6 @@ int soft_trace_file_add(const char *line, size_t length);
  * last lines of the file. */
 void soft_trace_file_close(const char *line, size_t length);
 /* Close the file without a final line. */
-void soft_trace_file_forget(void);
+void soft_trace_file_abandon(void);
 /* Returns the path of the file that this process has opened, or NULL. */
 const char *soft_trace_file_path(void);

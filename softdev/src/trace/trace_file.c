@@ -73,7 +73,7 @@ void soft_trace_file_close(const char *line, size_t length)
 
 /* Store the path: `pattern` with %p replaced by the process ID, followed by `suffix`. Returns 0 or
  * ENAMETOOLONG. */
-static int expand(const char *pattern, const char *suffix)
+static int expand_path(const char *pattern, const char *suffix)
 {
 	size_t at = 0;
 
@@ -94,7 +94,7 @@ static int expand(const char *pattern, const char *suffix)
 }
 
 /* Store the reason why the file cannot be used. Returns `error`. */
-__attribute__((format(printf, 2, 3))) static int refuse(int error, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static int set_refusal(int error, const char *format, ...)
 {
 	va_list values;
 
@@ -117,32 +117,36 @@ const char *soft_trace_file_refusal(void)
 static int check_private(const struct stat *status, bool created)
 {
 	if (!S_ISREG(status->st_mode))
-		return refuse(ESPIPE, "it is not a regular file"); /* pwrite() requires seeking */
+		return set_refusal(ESPIPE,
+				   "it is not a regular file"); /* pwrite() requires seeking */
 	if (status->st_uid != geteuid())
-		return created ? refuse(EPERM,
-					"its file system assigns new files to user %u instead of "
-					"user %u",
-					status->st_uid, geteuid())
-			       : refuse(EPERM, "it belongs to user %u, and this process to user %u",
-					status->st_uid, geteuid());
+		return created ? set_refusal(
+					 EPERM,
+					 "its file system assigns new files to user %u instead of "
+					 "user %u",
+					 status->st_uid, geteuid())
+			       : set_refusal(EPERM,
+					     "it belongs to user %u, and this process to user %u",
+					     status->st_uid, geteuid());
 	if (status->st_mode & 077)
-		return created ? refuse(EPERM,
-					"its file system gives new files mode %04o instead of "
-					"0600, and a trace contains memory keys",
-					status->st_mode & 07777)
-			       : refuse(EPERM,
-					"others may access it (mode %04o), and a trace contains "
-					"memory keys: remove it or chmod 600 it",
-					status->st_mode & 07777);
+		return created ? set_refusal(EPERM,
+					     "its file system gives new files mode %04o instead of "
+					     "0600, and a trace contains memory keys",
+					     status->st_mode & 07777)
+			       : set_refusal(
+					 EPERM,
+					 "others may access it (mode %04o), and a trace contains "
+					 "memory keys: remove it or chmod 600 it",
+					 status->st_mode & 07777);
 	if (status->st_nlink > 1)
-		return refuse(EMLINK, "it has other names (%lu hard links)",
-			      (unsigned long)status->st_nlink);
+		return set_refusal(EMLINK, "it has other names (%lu hard links)",
+				   (unsigned long)status->st_nlink);
 	return 0;
 }
 
 /* Lock the file and find its end. Adds a newline if a killed process left its last line incomplete.
  * Returns 0, EWOULDBLOCK if another process has locked the file, or another errno value. */
-static int find_end(bool created)
+static int lock_and_find_end(bool created)
 {
 	struct rlimit limit;
 	struct stat status;
@@ -182,7 +186,7 @@ static int create_or_open(const char *path, bool *created)
 }
 
 /* Open and lock the file. Removes the file if it is new but cannot be used. Returns the same values
- * as find_end(). */
+ * as lock_and_find_end(). */
 static int open_locked(void)
 {
 	const char *path = soft_device.trace->file.path;
@@ -193,12 +197,12 @@ static int open_locked(void)
 	if (fd < 0 && errno == ENOENT)
 		fd = create_or_open(path, &created);
 	if (fd < 0)
-		return errno == ELOOP ? refuse(ELOOP, "it is a symbolic link") : errno;
+		return errno == ELOOP ? set_refusal(ELOOP, "it is a symbolic link") : errno;
 	soft_device.trace->file.fd = fd;
-	int rc = find_end(created);
+	int rc = lock_and_find_end(created);
 
 	if (rc)
-		soft_trace_file_forget();
+		soft_trace_file_abandon();
 	if (rc && rc != EWOULDBLOCK && created)
 		unlink(path);
 	return rc;
@@ -212,29 +216,30 @@ static int open_with_pid(const char *path)
 	char suffix[16], why[sizeof(file->refusal)];
 
 	snprintf(suffix, sizeof(suffix), ".%d", (int)file->pid);
-	int rc = expand(path, suffix);
+	int rc = expand_path(path, suffix);
 
 	if (!rc)
 		rc = open_locked();
 	if (!rc)
 		return 0;
 	snprintf(why, sizeof(why), "%s", *file->refusal ? file->refusal : strerror(rc));
-	return refuse(rc, "another process writes to it, and %.600s cannot be used instead: %s",
-		      file->path, why);
+	return set_refusal(rc,
+			   "another process writes to it, and %.600s cannot be used instead: %s",
+			   file->path, why);
 }
 
 int soft_trace_file_open(const char *path)
 {
 	soft_device.trace->file.pid = getpid();
 	soft_device.trace->file.refusal[0] = '\0';
-	int rc = expand(path, "");
+	int rc = expand_path(path, "");
 
 	if (!rc)
 		rc = open_locked();
 	return rc == EWOULDBLOCK ? open_with_pid(path) : rc;
 }
 
-void soft_trace_file_forget(void)
+void soft_trace_file_abandon(void)
 {
 	if (soft_device.trace->file.fd >= 0)
 		close(soft_device.trace->file.fd); /* a parent process keeps its lock */

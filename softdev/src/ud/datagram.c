@@ -15,7 +15,7 @@
 #include "ud.h"
 
 enum {
-	BUFFER = 8 << 20, /* bytes requested from the kernel */
+	RECEIVE_BUFFER_BYTES = 8 << 20, /* bytes requested from the kernel */
 	READS_PER_STEP = 256,
 };
 
@@ -46,10 +46,10 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram)
 	*datagram = (struct soft_datagram){
 		.flags = at[5],
 		.hop_limit = at[7],
-		.dest_qpn = soft_take32(at + 8),
-		.src_qpn = soft_take32(at + 12),
-		.qkey = soft_take32(at + 16),
-		.traffic_flow = soft_take32(at + 24),
+		.dest_qpn = soft_get32(at + 8),
+		.src_qpn = soft_get32(at + 12),
+		.qkey = soft_get32(at + 16),
+		.traffic_flow = soft_get32(at + 24),
 	};
 	memcpy(&datagram->immediate, at + 20, sizeof(datagram->immediate));
 	memcpy(datagram->source.raw, at + 28, 16);
@@ -79,10 +79,11 @@ static int bind_socket(int family, uint16_t port)
 	return fd;
 }
 
+/* Drop all input, including the datagrams that have already arrived. */
 static bool block_input(int fd)
 {
-	struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
-	const struct sock_fprog program = {.len = 1, .filter = nothing};
+	struct sock_filter drop_all[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
+	const struct sock_fprog program = {.len = 1, .filter = drop_all};
 	uint8_t byte;
 
 	if (setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)))
@@ -114,7 +115,7 @@ bool soft_datagram_reserve(uint16_t port)
 		soft_watch_close(&ud->socket);
 		return false;
 	}
-	soft_set_receive_buffer(ud->socket.fd, BUFFER);
+	soft_set_receive_buffer(ud->socket.fd, RECEIVE_BUFFER_BYTES);
 	/* Let IP fragment messages that are longer than the network's MTU. */
 	soft_set_option(ud->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
 	if (ud->is_ipv6)
@@ -140,7 +141,7 @@ void soft_datagram_hold(void)
 {
 	soft_assert_locked();
 	if (soft_device.ud->packets)
-		return;
+		return; /* RoCE packets do not use this socket */
 	if (!soft_device.ud->holders)
 		start_receiving();
 	soft_device.ud->holders++;
@@ -170,10 +171,10 @@ static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, 
 		*in6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(port)};
 		memcpy(&in6->sin6_addr, gid->raw,
 		       16); /* GIDs and IPv6 sockets both use IPv4-mapped addresses */
-		in6->sin6_scope_id = soft_gid_scope(gid, own);
+		in6->sin6_scope_id = soft_gid_scope_id(gid, own);
 		return sizeof(*in6);
 	}
-	return soft_gid_is_ipv4(gid) ? soft_gid_address(gid, own, port, to) : 0;
+	return soft_gid_is_ipv4(gid) ? soft_gid_to_sockaddr(gid, own, port, to) : 0;
 }
 
 union control {
@@ -287,13 +288,13 @@ static bool has_valid_source(const struct soft_datagram *datagram, const union i
 }
 
 void soft_datagram_read(struct soft_fd_watch *watch,
-			void (*take)(struct soft_fd_watch *watch,
-				     const struct soft_datagram *datagram, const uint8_t *payload,
-				     uint32_t length))
+			void (*handle)(struct soft_fd_watch *watch,
+				       const struct soft_datagram *datagram, const uint8_t *payload,
+				       uint32_t length))
 {
 	soft_assert_locked();
 	uint8_t *input = soft_scratch()->input;
-	size_t budget = soft_step_share();
+	size_t budget = soft_step_byte_budget();
 
 	for (int i = 0; i < READS_PER_STEP && budget; i++) {
 		struct sockaddr_storage from;
@@ -314,7 +315,7 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 		if (n < 0)
 			continue; /* error of a datagram sent earlier */
 		budget -= (size_t)n < budget ? (size_t)n : budget;
-		soft_gid_from(&gid, (const struct sockaddr *)&from);
+		soft_gid_from_sockaddr(&gid, (const struct sockaddr *)&from);
 		if (n < SOFT_DATAGRAM_HEADER || message.msg_flags & MSG_TRUNC ||
 		    !soft_datagram_decode(input, &datagram))
 			SOFT_TRACE_DROPPED(.reason = "HEADER", .remote = &gid);
@@ -322,8 +323,8 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 			SOFT_TRACE_DROPPED(.reason = "SOURCE", .qp_num = datagram.dest_qpn,
 					   .remote_qpn = datagram.src_qpn, .remote = &gid);
 		else
-			take(watch, &datagram, input + SOFT_DATAGRAM_HEADER,
-			     (uint32_t)n - SOFT_DATAGRAM_HEADER);
+			handle(watch, &datagram, input + SOFT_DATAGRAM_HEADER,
+			       (uint32_t)n - SOFT_DATAGRAM_HEADER);
 	}
 }
 

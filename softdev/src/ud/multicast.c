@@ -13,8 +13,8 @@
 #include "ud.h"
 
 enum {
-	PORT = 14791,     /* below the range of ephemeral ports */
-	BUFFER = 4 << 20, /* bytes requested from the kernel */
+	MULTICAST_PORT = 14791,     /* below the range of ephemeral ports */
+	RECEIVE_BUFFER_BYTES = 4 << 20, /* bytes requested from the kernel */
 };
 
 struct group {
@@ -25,8 +25,8 @@ struct group {
 };
 
 struct attachment {
-	struct soft_node of_group;
-	struct soft_node of_qp;
+	struct soft_node group_node;
+	struct soft_node qp_node;
 	struct group *group;
 	struct soft_qp *qp;
 	uint16_t lid;
@@ -63,18 +63,20 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 	soft_assert_locked();
 	uint32_t address = address_of(&path->destination), loopback = loopback_interface();
 
-	if (soft_datagram_send_to(datagram, address, PORT, loopback, payload, count) == EAGAIN)
+	if (soft_datagram_send_to(datagram, address, MULTICAST_PORT, loopback, payload, count) ==
+	    EAGAIN)
 		return false;
 	/* Do not retry if this fails, because members on this host have already received the
 	 * message. */
 	if (path->ifindex != loopback)
-		soft_datagram_send_to(datagram, address, PORT, path->ifindex, payload, count);
+		soft_datagram_send_to(datagram, address, MULTICAST_PORT, path->ifindex, payload,
+				      count);
 	return true;
 }
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
-static bool is_own(const struct soft_qp *qp, const struct soft_datagram *datagram)
+static bool is_sent_by(const struct soft_qp *qp, const struct soft_datagram *datagram)
 {
 	return datagram->src_qpn == qp->ibv.qp_num && soft_gid_is_local(&datagram->source);
 }
@@ -90,8 +92,8 @@ static void receive_datagram(struct soft_fd_watch *watch, const struct soft_data
 				   .remote_qpn = datagram->src_qpn, .remote = &datagram->source);
 		return;
 	}
-	soft_list_each (struct attachment, attachment, &group->members, of_group)
-		if (!attachment->qp->block_self_multicast || !is_own(attachment->qp, datagram))
+	soft_list_each (struct attachment, attachment, &group->members, group_node)
+		if (!attachment->qp->block_self_multicast || !is_sent_by(attachment->qp, datagram))
 			soft_ud_receive(attachment->qp, datagram, payload, length);
 }
 
@@ -130,13 +132,13 @@ static int join(int fd, uint32_t address)
 static int open_socket(struct group *group)
 {
 	const struct sockaddr_in address = {.sin_family = AF_INET,
-					    .sin_port = htons(PORT),
+					    .sin_port = htons(MULTICAST_PORT),
 					    .sin_addr.s_addr = address_of(&group->gid)};
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), rc = 0;
 
 	if (fd < 0)
 		return errno;
-	soft_set_receive_buffer(fd, BUFFER);
+	soft_set_receive_buffer(fd, RECEIVE_BUFFER_BYTES);
 	/* Other processes on this host bind the same address. */
 	if (soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1) ||
 	    bind(fd, (const struct sockaddr *)&address, sizeof(address)))
@@ -151,7 +153,7 @@ static int open_socket(struct group *group)
 	return rc;
 }
 
-void soft_multicast_addresses(void)
+void soft_multicast_rejoin(void)
 {
 	soft_assert_locked();
 	soft_list_each (struct group, group, &soft_device.ud->groups, node)
@@ -164,7 +166,7 @@ static bool is_inherited(const struct group *group)
 	return soft_list_empty(&group->node);
 }
 
-static struct group *find(const union ibv_gid *gid)
+static struct group *find_group(const union ibv_gid *gid)
 {
 	soft_list_each (struct group, group, &soft_device.ud->groups, node)
 		if (!memcmp(&group->gid, gid, sizeof(*gid)))
@@ -211,7 +213,7 @@ void soft_multicast_reset_after_fork(void)
 static struct attachment *find_attachment(const struct soft_qp *qp, const union ibv_gid *gid,
 					  uint16_t lid)
 {
-	soft_list_each (struct attachment, attachment, &qp->attachments, of_qp)
+	soft_list_each (struct attachment, attachment, &qp->attachments, qp_node)
 		if (attachment->lid == lid && !memcmp(&attachment->group->gid, gid, sizeof(*gid)))
 			return attachment;
 	return NULL;
@@ -219,7 +221,7 @@ static struct attachment *find_attachment(const struct soft_qp *qp, const union 
 
 static int attach(struct soft_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
-	struct group *group = find(gid);
+	struct group *group = find_group(gid);
 	struct attachment *attachment;
 	int rc = 0;
 
@@ -238,16 +240,16 @@ static int attach(struct soft_qp *qp, const union ibv_gid *gid, uint16_t lid)
 	attachment->group = group;
 	attachment->qp = qp;
 	attachment->lid = lid;
-	soft_list_append(&group->members, &attachment->of_group);
-	soft_list_append(&qp->attachments, &attachment->of_qp);
+	soft_list_append(&group->members, &attachment->group_node);
+	soft_list_append(&qp->attachments, &attachment->qp_node);
 	soft_device.ud->attachment_count++;
 	return 0;
 }
 
 static void detach(struct attachment *attachment)
 {
-	soft_list_remove(&attachment->of_group);
-	soft_list_remove(&attachment->of_qp);
+	soft_list_remove(&attachment->group_node);
+	soft_list_remove(&attachment->qp_node);
 	if (!is_inherited(attachment->group))
 		soft_device.ud->attachment_count--;
 	if (soft_list_empty(&attachment->group->members))

@@ -14,7 +14,7 @@ enum { SENDS_PER_TURN = 256 };
 /* Interval in ns at which sending is retried while the socket is full. A network card sends the
  * contents of a full socket in about this time. */
 #define RETRY_NS 200000u
-#define OWN_QKEY 0x80000000u
+#define USE_OWN_QKEY 0x80000000u
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
@@ -28,7 +28,7 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 		.src_qpn = qp->ibv.qp_num,
 		/* If the high bit of the request's Q_Key is set, use the queue pair's own Q_Key
 		 * instead (IBTA 10.2.5). */
-		.qkey = to->qkey & OWN_QKEY ? qp->attr.qkey : to->qkey,
+		.qkey = to->qkey & USE_OWN_QKEY ? qp->attr.qkey : to->qkey,
 		.psn = send->psn & SOFT_PSN_MASK,
 		.traffic_flow = to->path.traffic_flow,
 		.hop_limit = to->path.hop_limit,
@@ -64,8 +64,8 @@ static int gather(const struct soft_qp *qp, uint32_t index, struct iovec *iov)
 	const struct soft_send_wqe *send = soft_send_at(qp, index);
 
 	if (!(send->flags & IBV_SEND_INLINE))
-		return soft_sge_walk(qp->ibv.pd, soft_send_sges(qp, index), send->num_sge, 0,
-				     send->length, 0, iov, SOFT_MAX_SGE);
+		return soft_sge_to_iovecs(qp->ibv.pd, soft_send_sges(qp, index), send->num_sge, 0,
+					  send->length, 0, iov, SOFT_MAX_SGE);
 	*iov = (struct iovec){.iov_base = soft_send_inline(qp, index), .iov_len = send->length};
 	return send->length ? 1 : 0;
 }
@@ -152,7 +152,7 @@ static void put_ipv4(uint8_t *at, const struct soft_datagram *datagram, uint32_t
  * header in the last 20 bytes (Annex A17.4.5). */
 static void put_grh(uint8_t *at, const struct soft_datagram *datagram, uint32_t length)
 {
-	const uint32_t first = 6u << 28 | datagram->traffic_flow;
+	const uint32_t version_and_flow = 6u << 28 | datagram->traffic_flow;
 	const uint32_t wire = wire_length(datagram, length);
 
 	memset(at, 0, SOFT_GRH);
@@ -161,7 +161,7 @@ static void put_grh(uint8_t *at, const struct soft_datagram *datagram, uint32_t 
 		return;
 	}
 	for (int i = 0; i < 4; i++)
-		at[i] = (uint8_t)(first >> (24 - 8 * i));
+		at[i] = (uint8_t)(version_and_flow >> (24 - 8 * i));
 	at[4] = (uint8_t)(wire >> 8);
 	at[5] = (uint8_t)wire;
 	at[6] = IPPROTO_UDP;
@@ -172,13 +172,14 @@ static void put_grh(uint8_t *at, const struct soft_datagram *datagram, uint32_t 
 
 /* Copy bytes to the receive at the head of the queue. Returns false if its memory is not
  * writable. */
-static bool put(struct soft_qp *qp, uint32_t offset, const uint8_t *data, uint32_t length)
+static bool copy_to_receive(struct soft_qp *qp, uint32_t offset, const uint8_t *data,
+			    uint32_t length)
 {
 	const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
 	struct iovec iov[SOFT_MAX_SGE];
-	int count = soft_sge_walk(soft_receive_pd(qp), soft_receive_sges(&qp->rq, qp->rq.head),
-				  receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE, iov,
-				  SOFT_MAX_SGE);
+	int count = soft_sge_to_iovecs(soft_receive_pd(qp), soft_receive_sges(&qp->rq, qp->rq.head),
+				       receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE,
+				       iov, SOFT_MAX_SGE);
 
 	for (int i = 0; i < count; i++) {
 		memcpy(iov[i].iov_base, data, iov[i].iov_len);
@@ -217,14 +218,15 @@ void soft_ud_deliver(struct soft_qp *qp, const struct soft_datagram *datagram,
 	}
 	/* A message without a receive, or longer than the receive, is silently dropped (responder
 	 * class D, IBTA 9.9.3). The receive remains for the next message, as on rdma_rxe. */
-	const bool ready = soft_receive_ready(qp);
+	const bool ready = soft_acquire_receive(qp);
 
 	if (!ready || length + SOFT_GRH > soft_receive_at(&qp->rq, qp->rq.head)->length) {
 		SOFT_TRACE(request_refused, qp, ready ? "LENGTH" : "NO_RECEIVE");
 		return;
 	}
 	put_grh(grh, datagram, length);
-	if (!put(qp, 0, grh, SOFT_GRH) || !put(qp, SOFT_GRH, payload, length)) {
+	if (!copy_to_receive(qp, 0, grh, SOFT_GRH) ||
+	    !copy_to_receive(qp, SOFT_GRH, payload, length)) {
 		soft_fail_receive(qp, IBV_WC_LOC_PROT_ERR);
 		soft_qp_error(qp);
 		return;
@@ -256,7 +258,7 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 {
 	(void)ports;
 	if (change == SOFT_PORT_ADDRESSES)
-		soft_multicast_addresses();
+		soft_multicast_rejoin();
 }
 
 /* Make the queue pair reachable before it enters RTR. Returns 0 or an errno value. */
@@ -273,7 +275,7 @@ static int prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 }
 
 /* Undo prepare(). The path MTU is 0 unless prepare() has succeeded. */
-static void forget(struct soft_qp *qp)
+static void unprepare(struct soft_qp *qp)
 {
 	if (qp->attr.path_mtu && soft_device.ud->packets &&
 	    !soft_context_inherited(soft_context_of(qp->ibv.context)))
@@ -288,7 +290,7 @@ void soft_ud_set_packets(const struct soft_ud_packets *packets)
 
 const struct soft_transport soft_ud_transport = {
 	.prepare = prepare,
-	.forget = forget,
+	.unprepare = unprepare,
 	.created = soft_datagram_hold,
 	.destroyed = soft_datagram_release,
 	.output = output,
@@ -296,7 +298,7 @@ const struct soft_transport soft_ud_transport = {
 
 static void create(void)
 {
-	soft_device.ud = soft_part(sizeof(struct soft_ud));
+	soft_device.ud = soft_alloc_part(sizeof(struct soft_ud));
 	soft_device.ud->socket.fd = -1;
 	soft_list_init(&soft_device.ud->groups);
 }

@@ -69,11 +69,11 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address, uint16_t port,
 			  uint32_t ifindex, const struct iovec *payload, int count);
 
-/* Read some of the pending datagrams, and pass each valid one to `take`. */
+/* Read some of the pending datagrams, and pass each valid one to `handle`. */
 void soft_datagram_read(struct soft_fd_watch *watch,
-			void (*take)(struct soft_fd_watch *watch,
-				     const struct soft_datagram *datagram, const uint8_t *payload,
-				     uint32_t length));
+			void (*handle)(struct soft_fd_watch *watch,
+				       const struct soft_datagram *datagram, const uint8_t *payload,
+				       uint32_t length));
 
 /* Functions that replace those of datagram.c when datagrams are RoCE packets. Multicast groups
  * always use datagram.c. */
@@ -90,7 +90,7 @@ void soft_ud_set_packets(const struct soft_ud_packets *packets);
 /* ---- multicast.c --------------------------------------------------------------------------- */
 
 /* Join all groups on new interfaces after the host's addresses have changed. */
-void soft_multicast_addresses(void);
+void soft_multicast_rejoin(void);
 void soft_multicast_reset_after_fork(void);
 bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			 const struct iovec *payload, int count);

@@ -436,8 +436,8 @@ static void send_frame(const uint8_t *r)
 		if (!(frame.flags & SOFT_FRAME_ACK))
 			frame.ack = soft_psn_add(world.xrc_srqn, (uint32_t)(int8_t)r[12]);
 	}
-	frame.psn =
-		soft_psn_add(answer ? qp->sq.unacked : qp->responder.psn, (uint32_t)(int8_t)r[3]);
+	frame.psn = soft_psn_add(answer ? qp->sq.unacked : qp->responder.expected_psn,
+				 (uint32_t)(int8_t)r[3]);
 	switch (r[6] & 7) {
 	case 1: /* first frame of a message */
 	case 2: /* middle frame of a message */

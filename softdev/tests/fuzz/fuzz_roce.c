@@ -56,8 +56,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	length = size - PREFIX;
 	CHECK(bytes = malloc(length + !length));
 	memcpy(bytes, data + PREFIX, length);
-	soft_icrc_flow(&flow, data[0] & 1 ? ipv4 : ipv6, data[0] & 1 ? ipv4 : ipv6, fuzz16(data),
-		       SOFT_ROCE_PORT);
+	soft_icrc_flow_init(&flow, data[0] & 1 ? ipv4 : ipv6, data[0] & 1 ? ipv4 : ipv6,
+			    fuzz16(data), SOFT_ROCE_PORT);
 	soft_icrc_check(&flow, bytes, length);
 	if (soft_roce_decode(&packet, bytes, length) == SOFT_ROCE_WELL_FORMED) {
 		encoded = soft_roce_encode(headers, &packet);

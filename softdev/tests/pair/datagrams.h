@@ -39,7 +39,7 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 	return IBV_MTU_4096;
 }
 
-struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
+struct soft_roce_address *soft_roce_open_address(const union ibv_gid *gid)
 {
 	struct soft_node *addresses = &soft_device.roce->addresses;
 	struct soft_roce_address *address;
@@ -47,7 +47,7 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 	if (soft_list_empty(addresses)) {
 		CHECK(address = calloc(1, sizeof(*address)));
 		address->gid = *gid;
-		address->room = 256 * 1024;
+		address->receive_room = 256 * 1024;
 		soft_list_append(addresses, &address->node);
 	}
 	address = soft_list_first(addresses, struct soft_roce_address, node);
@@ -63,17 +63,22 @@ void soft_roce_address_release(struct soft_roce_address *address)
 	free(address);
 }
 
-bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
-		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
-		    uint8_t traffic_class)
+/* Releasing an address closes it already. */
+void soft_roce_close_unused_addresses(void)
+{
+}
+
+bool soft_roce_flow_init(struct soft_roce_flow *flow, struct soft_roce_address *address,
+			 const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
+			 uint8_t traffic_class)
 {
 	(void)traffic_class;
 	flow->sender = &address->senders[(qpn ^ peer_qpn) % SOFT_ROCE_SENDERS];
 	if (!flow->sender->port)
 		flow->sender->port = (uint16_t)(0xc000 + draw(0x4000));
-	flow->to_length = soft_gid_address(peer, &address->gid, SOFT_ROCE_PORT, &flow->to);
-	soft_icrc_flow(&flow->icrc, address->gid.raw, peer->raw, flow->sender->port,
-		       SOFT_ROCE_PORT);
+	flow->to_length = soft_gid_to_sockaddr(peer, &address->gid, SOFT_ROCE_PORT, &flow->to);
+	soft_icrc_flow_init(&flow->icrc, address->gid.raw, peer->raw, flow->sender->port,
+			    SOFT_ROCE_PORT);
 	return true;
 }
 
@@ -106,7 +111,7 @@ static void forge(struct flight what, uint32_t length, const struct soft_roce_fl
 
 void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length)
 {
-	const struct soft_roce_pair *pair = soft_container(flow, struct soft_roce_pair, out);
+	const struct soft_roce_pair *pair = soft_container(flow, struct soft_roce_pair, flow_out);
 	const struct iovec packet = {staged, length};
 	const union ibv_gid to = address_of_host(1 - wire.entered);
 	struct flight what = {
@@ -118,7 +123,7 @@ void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length)
 	};
 	union ibv_gid gid;
 
-	CHECK(soft_gid_from(&gid, (const struct sockaddr *)&flow->to));
+	CHECK(soft_gid_from_sockaddr(&gid, (const struct sockaddr *)&flow->to));
 	CHECK(!memcmp(&gid, &to, sizeof(to)));
 	CHECK_EQUAL(((const struct sockaddr_in *)(const void *)&flow->to)->sin_port,
 		    htons(SOFT_ROCE_PORT));
@@ -179,7 +184,7 @@ static inline void take_datagrams(struct flight *flight)
 			break;
 	}
 	from.raw[14] ^= first.is_strange;
-	soft_gid_address(&from, &from, first.port, &address);
+	soft_gid_to_sockaddr(&from, &from, first.port, &address);
 	for (size_t at = 0; at < length && open_address(); at += first.length)
 		soft_roce_receive(open_address(), &address, input + HEADROOM + at,
 				  length - at < first.length ? length - at : first.length, 0);

@@ -1239,8 +1239,8 @@ static bool is_counted_together(const union ibv_gid *first, const union ibv_gid 
 	for (int i = 0; i < 2; i++) {
 		struct sockaddr_storage address;
 
-		(void)soft_gid_address(gids[i], gids[i], 0, &address);
-		soft_networks(&soft_device.cm->gsi.request_rate.seed, &address, buckets[i]);
+		(void)soft_gid_to_sockaddr(gids[i], gids[i], 0, &address);
+		soft_network_buckets(&soft_device.cm->gsi.request_rate.seed, &address, buckets[i]);
 	}
 	for (int level = 0; level < SOFT_PLACES_LEVELS; level++)
 		if (buckets[0][level] == buckets[1][level])

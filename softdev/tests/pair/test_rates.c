@@ -219,7 +219,7 @@ static void deliver(int to, const struct packet *packet)
 	}
 	enter(to);
 	memcpy(input + HEADROOM, packet->bytes, packet->length);
-	soft_gid_address(&from, &from, packet->port, &address);
+	soft_gid_to_sockaddr(&from, &from, packet->port, &address);
 	soft_lock();
 	soft_roce_receive(open_address(), &address, input + HEADROOM, packet->length,
 			  packet->marked ? SOFT_ROCE_CE : 0);

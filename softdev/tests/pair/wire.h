@@ -142,7 +142,7 @@ static struct soft_path_calls calls = {
 /* Fail the test if the path is broken. No test breaks a path on purpose. */
 static void wire_flush(struct soft_deferred *deferred)
 {
-	CHECK_EQUAL(soft_container(deferred, struct soft_path, flush)->broken, 0);
+	CHECK_EQUAL(soft_container(deferred, struct soft_path, flush)->pending_error, 0);
 }
 
 static void enter(int host)

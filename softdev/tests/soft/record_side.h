@@ -74,8 +74,8 @@ static inline bool receive_record_bytes(int fd, void *bytes, size_t length)
 			if (header[3] == SOFT_RECORD_END)
 				return false;
 			CHECK_EQUAL(header[3], SOFT_RECORD_DATA);
-			CHECK_EQUAL(soft_take32(header + 4), STREAM_CHAN);
-			record_left[fd] = soft_take32(header) & 0xffffff;
+			CHECK_EQUAL(soft_get32(header + 4), STREAM_CHAN);
+			record_left[fd] = soft_get32(header) & 0xffffff;
 			continue;
 		}
 		if (!receive_exactly(fd, bytes, part))

@@ -33,7 +33,7 @@ static inline size_t build_from(uint16_t port, uint8_t *bytes, const uint8_t sou
 	length += packet->length;
 	memset(bytes + length, 0, SOFT_ROCE_PAD_MAX);
 	length += soft_roce_pad(packet->length);
-	soft_icrc_flow(&flow, source, destination, port, SOFT_ROCE_PORT);
+	soft_icrc_flow_init(&flow, source, destination, port, SOFT_ROCE_PORT);
 	icrc = htole32(soft_icrc(&flow, 0, &(struct iovec){bytes, length}, 1));
 	memcpy(bytes + length, &icrc, sizeof(icrc));
 	return length + sizeof(icrc);
@@ -77,7 +77,7 @@ static inline struct soft_roce_packet packet_at(int peer)
 	CHECK_EQUAL(soft_roce_decode(&packet, bytes, (size_t)length), SOFT_ROCE_WELL_FORMED);
 	CHECK(!memcmp(&from.sin_addr, device_gid + 12, 4));
 	CHECK(ntohs(from.sin_port) >= 0xc000);
-	soft_icrc_flow(&flow, device_gid, peer_gid, ntohs(from.sin_port), SOFT_ROCE_PORT);
+	soft_icrc_flow_init(&flow, device_gid, peer_gid, ntohs(from.sin_port), SOFT_ROCE_PORT);
 	CHECK(soft_icrc_check(&flow, bytes, (size_t)length));
 	CHECK_EQUAL(packet.pkey, 0xffff);
 	return packet;

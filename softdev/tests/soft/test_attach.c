@@ -238,7 +238,7 @@ static bool has_byte(int fd)
  * byte, and only the excess pipes may receive it while the lock is held. */
 static void pipes_are_notified_after_lock_release(void)
 {
-	enum { PIPES = SOFT_NOTIFY_MOST + 2 };
+	enum { PIPES = SOFT_MAX_NOTIFY_FDS + 2 };
 	struct soft_notify_pipe pipes[PIPES];
 
 	for (int i = 0; i < PIPES; i++) {
@@ -248,7 +248,7 @@ static void pipes_are_notified_after_lock_release(void)
 	soft_lock();
 	for (int i = 0; i < PIPES; i++) {
 		soft_notify_pipe_notify(&pipes[i]);
-		CHECK_EQUAL(has_byte(pipes[i].read_fd), i >= SOFT_NOTIFY_MOST);
+		CHECK_EQUAL(has_byte(pipes[i].read_fd), i >= SOFT_MAX_NOTIFY_FDS);
 	}
 	soft_unlock();
 	for (int i = 0; i < PIPES; i++) {
@@ -389,7 +389,7 @@ static void attached_peer_is_dropped_on_violation(uint16_t port,
 	send_message(fd, &(struct message){HELLO, 0xffff0001, 0}, sizeof(struct message), fds, 2);
 	CHECK_EQUAL(recv(fd, &message, sizeof(message), 0), sizeof(message));
 	CHECK_EQUAL(message.type, READY);
-	CHECK_OK(soft_segment_map(&host, memory, true));
+	CHECK_OK(soft_segment_map(&host, memory, SOFT_SEGMENT_CREATOR));
 	close(memory);
 	host.socket.fd = fd;
 	what(&host);

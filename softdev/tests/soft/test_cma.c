@@ -203,12 +203,12 @@ static void expect_back_off_at_last_copy(int count, void (*prepare)(int number, 
 static void make_second_copy_quick(int number, uint8_t *to)
 {
 	(void)to;
-	soft_device.shm->slow = number == 1 ? UINT64_MAX : 0;
+	soft_device.shm->min_slow_copy_ns = number == 1 ? UINT64_MAX : 0;
 }
 
 static void drop_pages_of_first_four(int number, uint8_t *to)
 {
-	soft_device.shm->slow = 0;
+	soft_device.shm->min_slow_copy_ns = 0;
 	if (number < 4)
 		CHECK_OK(madvise(to, MIB, MADV_DONTNEED));
 }
@@ -262,7 +262,7 @@ static void copies_back_off_only_if_the_ring_is_faster(void)
 	struct soft_platform slow = *soft_device.platform;
 	struct scene scene;
 
-	soft_device.shm->slow = 0;
+	soft_device.shm->min_slow_copy_ns = 0;
 	CHECK(!soft_cma_ring_start(PAGE) && soft_cma_ring_start(MIB));
 	CHECK_EQUAL(mean_after_interrupted_read(800), 900);
 	slow.clock = clock_advancing_1_ms;

@@ -53,7 +53,7 @@ static void engine_thread_ends_when_its_descriptors_are_closed(void)
 	OPEN(&side);
 	soft_lock();
 	soft_engine_schedule_step(); /* the thread wakes up and waits for the lock */
-	while (!soft_counter_get(&soft_device.engine->waiting))
+	while (!soft_counter_get(&soft_device.engine->lock_waiters))
 		sched_yield();
 	close_all_descriptors();
 	soft_unlock();

@@ -47,7 +47,7 @@ static void add_peer_from(const char *format, int number)
 /* Evict a peer and release its place. Returns its index in `peers`, or -1 if no peer is evicted. */
 static int evict_peer(void)
 {
-	struct soft_place *place = soft_places_evicted(&places, LIMIT);
+	struct soft_place *place = soft_places_find_victim(&places, LIMIT);
 
 	if (!place)
 		return -1;

@@ -42,8 +42,8 @@ static void send_peer_request(struct scene *scene, uint8_t opcode, uint32_t rkey
 					      .dma_length = total,
 					      .length = read ? 0 : total},
 			  NULL);
-	scene->psn =
-		soft_psn_add(scene->psn, soft_psns(soft_qp_of(scene->side.qp), read ? total : 0));
+	scene->psn = soft_psn_add(scene->psn,
+				  soft_psn_count(soft_qp_of(scene->side.qp), read ? total : 0));
 }
 
 /* ---- keys ------------------------------------------------------------------------------------ */

@@ -290,7 +290,7 @@ static int stoppable_clock(clockid_t clock, struct timespec *now)
  * stream. If the stream has guesses left, the device holds the HELLO until the queue pair is ready.
  * A new stream has only one guess, because a peer can open any number of streams. A stream with
  * full credit, such as one from the CM, has a thousand more. */
-static void hello_is_refused_unchecked_after_too_many_guesses(bool of_cm, uint32_t wrong,
+static void hello_is_refused_unchecked_after_too_many_guesses(bool created_by_cm, uint32_t wrong,
 							      bool unseen)
 {
 	uint8_t record[RECORD_HEADER];
@@ -304,7 +304,7 @@ static void hello_is_refused_unchecked_after_too_many_guesses(bool of_cm, uint32
 	struct soft_hello hello = {.kind = SOFT_HELLO, .from = 1, .to = side.qp->qp_num ^ 0x1fff};
 	OPEN(&other);
 	__atomic_store_n(&stands_at, now_ns(CLOCK_MONOTONIC), __ATOMIC_SEQ_CST);
-	int fd = of_cm ? adopt(&other) : open_stream(address.port);
+	int fd = created_by_cm ? adopt(&other) : open_stream(address.port);
 
 	for (uint32_t i = 1; i <= wrong; i++)
 		send_hello(fd, &hello, i);
@@ -315,7 +315,7 @@ static void hello_is_refused_unchecked_after_too_many_guesses(bool of_cm, uint32
 	do {
 		CHECK(receive_exactly(fd, record, sizeof(record)));
 		CHECK_EQUAL(record[3], SOFT_RECORD_END);
-		number = soft_take32(record + 4);
+		number = soft_get32(record + 4);
 		refused |= number == 5000;
 	} while (number != 5001);
 	CHECK_EQUAL(refused, unseen);
@@ -359,7 +359,7 @@ static void queue_pair_in_error_withdraws_its_hello(void)
 	CHECK_EQUAL(send(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
 	CHECK(receive_exactly(fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_OPEN);
-	uint32_t number = soft_take32(record + 8);
+	uint32_t number = soft_get32(record + 8);
 
 	CHECK(receive_exactly(fd, bytes, sizeof(bytes)));
 	CHECK(soft_hello_decode(bytes, &hello));
@@ -381,13 +381,13 @@ static void queue_pair_in_error_withdraws_its_hello(void)
 	for (uint32_t refused = 9; refused <= 10; refused++) {
 		CHECK(receive_exactly(fd, record, sizeof(record)));
 		CHECK_EQUAL(record[3], SOFT_RECORD_END);
-		CHECK_EQUAL(soft_take32(record + 4), refused);
+		CHECK_EQUAL(soft_get32(record + 4), refused);
 	}
 	CHECK_OK(to_state(&side, IBV_QPS_ERR));
 	CHECK(receive_exactly(fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_END);
-	CHECK_EQUAL(soft_take32(record + 4), 0);
-	CHECK_EQUAL(soft_take32(record + 8), number);
+	CHECK_EQUAL(soft_get32(record + 4), 0);
+	CHECK_EQUAL(soft_get32(record + 8), number);
 	expect_closed(fd); /* a stream without a channel is closed */
 	close(door);
 	close_side(&side);

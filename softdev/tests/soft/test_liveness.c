@@ -177,7 +177,7 @@ static void path_limit_is_the_longer_of_both_timeouts(void)
 
 		int fd = open_probed_side_with_remote_stream(&a, &other, cases[i].timeout);
 
-		CHECK(path_of(&a).liveness_limit == cases[i].ns);
+		CHECK(path_of(&a).liveness_limit_ns == cases[i].ns);
 		CHECK_EQUAL(option(fd, SOL_SOCKET, SO_KEEPALIVE), cases[i].ns != 0);
 		if (cases[i].ns) {
 			CHECK_EQUAL(option(fd, IPPROTO_TCP, TCP_KEEPIDLE), 1);
@@ -210,7 +210,7 @@ static void request_does_not_restart_the_path_time_limit(void)
 	uint64_t start = soft_now();
 
 	write_bytes(&a, 8);
-	CHECK(path_of(&a).liveness_since + first * UINT64_C(500000000) <= start);
+	CHECK(path_of(&a).silence_start_ns + first * UINT64_C(500000000) <= start);
 	expect_wc(&a, 1, IBV_WC_RETRY_EXC_ERR);
 	CHECK(set_loopback(true));
 	close(other);

@@ -453,14 +453,14 @@ static void acknowledgement_after_responses_starts_a_new_record(struct stage *st
 static void set_ticking(bool ticking)
 {
 	soft_lock();
-	soft_device.engine->ticking = ticking;
+	soft_device.engine->thread_ticks = ticking;
 	soft_unlock();
 }
 
 /* Delay the output of all posts after the first one until the next step. */
 static void begin_to_delay(void)
 {
-	while (!LOCKED(soft_device.engine->asleep)) /* so that it cannot end the tick */
+	while (!LOCKED(soft_device.engine->thread_sleeps)) /* so that it cannot end the tick */
 		;
 	soft_announce_poll(1);
 	set_ticking(true);
@@ -506,7 +506,7 @@ static void end_record_is_sent_before_the_stream_closes(struct stage *stage)
 	expect_send_frame(stage, 0, 0, 2000);
 	CHECK(receive_exactly(stage->fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_END);
-	CHECK_EQUAL(soft_take32(record + 4), STREAM_CHAN);
+	CHECK_EQUAL(soft_get32(record + 4), STREAM_CHAN);
 	CHECK(!receive_exactly(stage->fd, record, 1));
 }
 
@@ -543,7 +543,7 @@ static void delayed_frames_wait_while_their_port_is_down(struct stage *stage)
 	expect_send_frame(stage, 0, 0, 8);
 	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR));
 	soft_progress();
-	CHECK(!LOCKED(soft_engine_has_delayed()));
+	CHECK(!LOCKED(soft_engine_has_delayed_output()));
 	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
 	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
 	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);

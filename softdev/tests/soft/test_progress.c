@@ -316,14 +316,14 @@ static void delay_acknowledgement(struct side *side)
 	soft_lock();
 	struct soft_responder *responder = &soft_qp_of(side->qp)->responder;
 	struct soft_link *link = soft_link_of(soft_qp_of(side->qp));
-	bool ticking = soft_device.engine->ticking;
+	bool ticking = soft_device.engine->thread_ticks;
 
-	link->replies = 100; /* the application is known to reply */
-	soft_device.engine->ticking = true;
+	link->reply_score = 100; /* the application is known to reply */
+	soft_device.engine->thread_ticks = true;
 	soft_ack_delay(&link->base);
-	soft_device.engine->ticking = ticking;
+	soft_device.engine->thread_ticks = ticking;
 	CHECK(!soft_list_empty(&link->delayed));
-	responder->acked = soft_psn_add(responder->acked, SOFT_PSN_MASK);
+	responder->acked_psn = soft_psn_prev(responder->acked_psn);
 	link->delayed_since = UINT64_MAX;
 	soft_unlock();
 }
@@ -355,7 +355,7 @@ static void child_cannot_use_parents_device_but_opens_its_own(void)
 	if (child == 0) {
 		limit_seconds(60);
 		hurry_acknowledgement(&b);
-		CHECK(!soft_engine_has_delayed());
+		CHECK(!soft_engine_has_delayed_output());
 		/* The streams belong to the parent, so this message is lost but does no harm. */
 		POST(&a, IBV_WR_SEND, .wr_id = 9, .length = 8);
 #ifndef __SANITIZE_THREAD__ /* ThreadSanitizer cannot start threads in this child */
@@ -414,13 +414,13 @@ static void transferred_parts_are_counted_except_the_last(struct side *a, struct
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ};
 
 	for (int i = 0; i < 2; i++) {
-		unsigned before = soft_engine_parts();
+		unsigned before = soft_engine_partial_frames();
 
 		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = 64, REMOTE(b, LONG));
-		CHECK_EQUAL(soft_engine_parts(), before);
+		CHECK_EQUAL(soft_engine_partial_frames(), before);
 		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = LONG, REMOTE(b, LONG));
 		/* This process both sends and receives the parts. */
-		CHECK(soft_engine_parts() - before >= 4);
+		CHECK(soft_engine_partial_frames() - before >= 4);
 	}
 }
 

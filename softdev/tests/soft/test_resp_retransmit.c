@@ -253,7 +253,7 @@ static void expect_read_data(const struct stage *stage, uint32_t psn, uint64_t f
 
 	CHECK_EQUAL(frame.opcode, SOFT_READ_DATA);
 	CHECK_EQUAL(frame.psn, psn);
-	CHECK_EQUAL(soft_take64(long_payload), first);
+	CHECK_EQUAL(soft_get64(long_payload), first);
 }
 
 /* Raise max_dest_rd_atomic in SQD while responses are waiting (ibv_modify_qp(3)). These responses

@@ -78,7 +78,7 @@ static void read_vector(struct vector *vector, char *words)
 	parse_address(source, strsep(&words, " "));
 	parse_address(destination, strsep(&words, " "));
 	port = (uint16_t)next_number(&words);
-	soft_icrc_flow(&vector->flow, source, destination, port, SOFT_ROCE_PORT);
+	soft_icrc_flow_init(&vector->flow, source, destination, port, SOFT_ROCE_PORT);
 	vector->identification = (uint16_t)next_number(&words);
 #define READ(name) packet->name = (typeof(packet->name))next_number(&words)
 	FIELDS(READ);

@@ -77,7 +77,7 @@ static void forked_child_does_not_poll_inherited_rings(void)
 	CHECK(child >= 0);
 	if (!child) {
 		CHECK(soft_list_empty(&soft_device.shm->poll_set));
-		CHECK_EQUAL(soft_device.shm->polled, 0);
+		CHECK_EQUAL(soft_device.shm->polled_count, 0);
 		_exit(0);
 	}
 	expect_exit_success(child);

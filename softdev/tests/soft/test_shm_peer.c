@@ -309,7 +309,7 @@ static void room_freed_before_arming_wakes_the_writer(void)
 
 		CHECK_OK(kill(process.child, SIGSTOP));
 		CHECK_EQUAL(waitpid(process.child, &status, WUNTRACED), process.child);
-		while (!LOCKED(soft_device.engine->asleep))
+		while (!LOCKED(soft_device.engine->thread_sleeps))
 			poll(NULL, 0, 1);
 		send_now(&end, 2 * SOFT_RING_SIZE);
 		soft_lock();

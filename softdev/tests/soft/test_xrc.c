@@ -540,7 +540,7 @@ static void wait_until_message_started(struct end *end)
 {
 	for (;;) {
 		soft_lock();
-		bool taken = soft_qp_of(end->side.qp)->responder.active;
+		bool taken = soft_qp_of(end->side.qp)->responder.in_message;
 
 		soft_unlock();
 		if (taken)

@@ -20,7 +20,7 @@ enum { HOP_LIMIT = 64 }; /* hop limit for completions; the socket does not provi
  * because its interface has just come up. Returns 0 or an errno value. */
 static int hold_address(const union ibv_gid *gid)
 {
-	struct soft_roce_address *address = soft_roce_address(gid);
+	struct soft_roce_address *address = soft_roce_open_address(gid);
 
 	if (!address)
 		return errno == EADDRNOTAVAIL ? 0 : errno;
@@ -51,25 +51,25 @@ static void release_all(void)
 		address->users -= address->held;
 		address->held = false;
 	}
-	soft_roce_address_release(NULL);
+	soft_roce_close_unused_addresses();
 }
 
-int soft_roce_hold(void)
+int soft_roce_hold_addresses(void)
 {
 	soft_assert_locked();
-	int rc = soft_device.roce->holders ? 0 : hold_all();
+	int rc = soft_device.roce->address_holders ? 0 : hold_all();
 
 	if (rc)
 		release_all();
 	else
-		soft_device.roce->holders++;
+		soft_device.roce->address_holders++;
 	return rc;
 }
 
-void soft_roce_release(void)
+void soft_roce_release_addresses(void)
 {
 	soft_assert_locked();
-	if (!--soft_device.roce->holders)
+	if (!--soft_device.roce->address_holders)
 		release_all();
 }
 
@@ -78,7 +78,7 @@ void soft_roce_release(void)
 void soft_roce_port_changed(enum soft_port_change change, uint32_t ports)
 {
 	(void)ports;
-	if (change == SOFT_PORT_ADDRESSES && soft_device.roce->holders)
+	if (change == SOFT_PORT_ADDRESSES && soft_device.roce->address_holders)
 		(void)hold_all();
 }
 
@@ -88,7 +88,7 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 			     int count)
 {
 	soft_assert_locked();
-	struct soft_roce_address *address = soft_roce_address_at(&datagram->source);
+	struct soft_roce_address *address = soft_roce_find_address(&datagram->source);
 	struct soft_roce_flow flow;
 	struct soft_roce_packet packet = {
 		.opcode = SOFT_ROCE_UD |
@@ -105,9 +105,9 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 	};
 
 	if (!address || !address->held ||
-	    !soft_roce_flow(&flow, address, &datagram->destination, datagram->src_qpn,
-			    datagram->dest_qpn,
-			    (uint8_t)(datagram->traffic_flow >> SOFT_CLASS_SHIFT))) {
+	    !soft_roce_flow_init(&flow, address, &datagram->destination, datagram->src_qpn,
+				 datagram->dest_qpn,
+				 (uint8_t)(datagram->traffic_flow >> SOFT_CLASS_SHIFT))) {
 		SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->src_qpn,
 				   .remote_qpn = datagram->dest_qpn,
 				   .remote = &datagram->destination);
@@ -140,7 +140,7 @@ void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, cons
 					       .dest_qpn = SOFT_ROCE_GSI,
 					       .qkey = GSI_QKEY};
 
-	if (!(soft_ports_down & soft_gid_port(from)))
+	if (!(soft_ports_down & soft_gid_port_bit(from)))
 		(void)soft_roce_send_datagram(&datagram, &(struct iovec){(void *)mad, length}, 1);
 }
 
@@ -171,16 +171,16 @@ void soft_roce_receive_datagram(const struct soft_roce_address *at,
 			     : !is_mad && !soft_qp_find(packet->dest_qpn) ? "QPN"
 									  : NULL;
 
-	if (!reason && !soft_gid_from(&datagram.source, (const struct sockaddr *)from))
+	if (!reason && !soft_gid_from_sockaddr(&datagram.source, (const struct sockaddr *)from))
 		reason = "SOURCE";
 	if (reason) {
-		soft_roce_dropped(reason, packet, from);
+		soft_roce_trace_dropped(reason, packet, from);
 		return;
 	}
-	soft_icrc_flow(&flow, datagram.source.raw, at->gid.raw, soft_address_port(from),
-		       SOFT_ROCE_PORT);
+	soft_icrc_flow_init(&flow, datagram.source.raw, at->gid.raw, soft_address_port(from),
+			    SOFT_ROCE_PORT);
 	if (!soft_icrc_check(&flow, bytes, length)) {
-		soft_roce_dropped("ICRC", packet, from);
+		soft_roce_trace_dropped("ICRC", packet, from);
 		return;
 	}
 	if (packet->solicited)

@@ -62,7 +62,7 @@ static inline __m128i load(const uint8_t *at)
 
 /* Shift `lane` forward by the distance encoded in `factor`, and add the result to `there`, the lane
  * at the new position. */
-CARRYLESS static inline __m128i folded(__m128i lane, __m128i factor, __m128i there)
+CARRYLESS static inline __m128i fold(__m128i lane, __m128i factor, __m128i there)
 {
 	return there ^ _mm_clmulepi64_si128(lane, factor, 0x00) ^
 	       _mm_clmulepi64_si128(lane, factor, 0x11);
@@ -87,17 +87,17 @@ CARRYLESS static uint32_t update_by_lanes(uint32_t crc, const uint8_t *bytes, si
 			fourth = load(bytes + 2 * LANE);
 
 		for (bytes += 3 * LANE; end - bytes >= LANES * LANE; bytes += LANES * LANE) {
-			all = folded(all, by_four, load(bytes));
-			second = folded(second, by_four, load(bytes + LANE));
-			third = folded(third, by_four, load(bytes + 2 * LANE));
-			fourth = folded(fourth, by_four, load(bytes + 3 * LANE));
+			all = fold(all, by_four, load(bytes));
+			second = fold(second, by_four, load(bytes + LANE));
+			third = fold(third, by_four, load(bytes + 2 * LANE));
+			fourth = fold(fourth, by_four, load(bytes + 3 * LANE));
 		}
-		all = folded(all, by_one, second);
-		all = folded(all, by_one, third);
-		all = folded(all, by_one, fourth);
+		all = fold(all, by_one, second);
+		all = fold(all, by_one, third);
+		all = fold(all, by_one, fourth);
 	}
 	for (; end - bytes >= LANE; bytes += LANE)
-		all = folded(all, by_one, load(bytes));
+		all = fold(all, by_one, load(bytes));
 	_mm_storeu_si128((void *)last, all);
 	return update_by_tables(update_by_tables(0, last, LANE), bytes, (size_t)(end - bytes));
 }
@@ -120,8 +120,9 @@ static void put16(uint8_t *at, size_t value)
 	at[1] = (uint8_t)value;
 }
 
-void soft_icrc_flow(struct soft_icrc_flow *flow, const uint8_t source[16],
-		    const uint8_t destination[16], uint16_t source_port, uint16_t destination_port)
+void soft_icrc_flow_init(struct soft_icrc_flow *flow, const uint8_t source[16],
+			 const uint8_t destination[16], uint16_t source_port,
+			 uint16_t destination_port)
 {
 	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
 	/* start of the IP header, later of the UDP header */
@@ -191,9 +192,9 @@ uint32_t soft_icrc(const struct soft_icrc_flow *flow, uint16_t identification,
 	return ~crc;
 }
 
-/* ---- without the identification ------------------------------------------------------------ */
+/* ---- checking without the identification --------------------------------------------------- */
 
-static uint32_t product(uint32_t a, uint32_t b)
+static uint32_t multiply(uint32_t a, uint32_t b)
 {
 	uint32_t sum = 0;
 
@@ -213,7 +214,7 @@ static uint32_t run_back(uint32_t crc, size_t words)
 
 	for (const uint32_t *factor = factors; words; words >>= 1, factor++)
 		if (words & 1)
-			crc = product(crc, *factor);
+			crc = multiply(crc, *factor);
 	return crc;
 }
 

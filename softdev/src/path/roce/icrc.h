@@ -25,8 +25,9 @@ struct soft_icrc_flow {
 
 /* Initialize a flow. The addresses are GIDs, and IPv4 addresses are IPv4-mapped. The ports are in
  * host byte order. */
-void soft_icrc_flow(struct soft_icrc_flow *flow, const uint8_t source[16],
-		    const uint8_t destination[16], uint16_t source_port, uint16_t destination_port);
+void soft_icrc_flow_init(struct soft_icrc_flow *flow, const uint8_t source[16],
+			 const uint8_t destination[16], uint16_t source_port,
+			 uint16_t destination_port);
 
 /* Returns the ICRC of a packet. Its pieces extend from the BTH to the padding, and the first one
  * contains the whole BTH. `identification` is the IPv4 identification: 0 for packets that a socket

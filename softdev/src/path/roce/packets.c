@@ -89,15 +89,15 @@ bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_fra
 		packet->flush = frame->syndrome;
 		return true;
 	case SOFT_COMPARE_SWAP:
-		packet->compare = soft_take64(small);
-		packet->swap_add = soft_take64(small + 8);
+		packet->compare = soft_get64(small);
+		packet->swap_add = soft_get64(small + 8);
 		return true;
 	case SOFT_FETCH_ADD:
-		packet->swap_add = soft_take64(small);
+		packet->swap_add = soft_get64(small);
 		return true;
 	case SOFT_ATOMIC_DATA:
 		packet->syndrome = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS;
-		packet->original = soft_take64(small);
+		packet->original = soft_get64(small);
 		return true;
 	case SOFT_NAK:
 		packet->syndrome = SOFT_ROCE_NAK | frame->syndrome;
@@ -114,7 +114,7 @@ bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_fra
 
 /* Returns whether the length is valid. Every packet of a message except the last one must be as
  * long as the path MTU (IBTA 9.7.4.1.6, 9.7.5.2.2). */
-static bool has_length(const struct soft_frame *frame, uint32_t mtu)
+static bool has_valid_length(const struct soft_frame *frame, uint32_t mtu)
 {
 	if (frame->dma_length > SOFT_MAX_MESSAGE)
 		return false;
@@ -125,7 +125,7 @@ static bool has_length(const struct soft_frame *frame, uint32_t mtu)
 
 /* Turn a request of invalid length into an empty request with an invalid path MTU, which the
  * responder refuses in PSN order. Returns false if the frame is a response. */
-static bool refuse(struct soft_frame *frame)
+static bool make_refused_request(struct soft_frame *frame)
 {
 	frame->flags &= SOFT_FRAME_SRQ;
 	frame->length = frame->dma_length = 0;
@@ -134,7 +134,7 @@ static bool refuse(struct soft_frame *frame)
 }
 
 /* Convert the syndrome of an acknowledgement (IBTA 9.7.5.2.1). Returns false if it is invalid. */
-static bool take_syndrome(struct soft_frame *frame, uint8_t syndrome)
+static bool decode_syndrome(struct soft_frame *frame, uint8_t syndrome)
 {
 	const uint8_t value = syndrome & SOFT_ROCE_NO_CREDITS;
 
@@ -178,7 +178,7 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 	}
 	switch (frame->opcode) {
 	case SOFT_ACK:
-		return take_syndrome(frame, packet->syndrome);
+		return decode_syndrome(frame, packet->syndrome);
 	case SOFT_COMPARE_SWAP:
 		soft_put64(small, packet->compare);
 		soft_put64(small + 8, packet->swap_add);
@@ -195,8 +195,8 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 		return true;
 	case SOFT_FLUSH:
 		frame->syndrome = packet->flush;
-		return frame->dma_length <= SOFT_MAX_MESSAGE || refuse(frame);
+		return frame->dma_length <= SOFT_MAX_MESSAGE || make_refused_request(frame);
 	default:
-		return has_length(frame, mtu) || refuse(frame);
+		return has_valid_length(frame, mtu) || make_refused_request(frame);
 	}
 }

@@ -27,27 +27,27 @@ enum {
 static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 {
 	const uint32_t shift = soft_mtu_shift(pair->qp);
-	const uint64_t least = (uint64_t)MIN_WINDOW_PACKETS << shift;
-	uint64_t reads = pair->address->room;
+	const uint64_t min_window = (uint64_t)MIN_WINDOW_PACKETS << shift;
+	uint64_t reads = pair->address->receive_room;
 
-	bytes = bytes > MAX_WINDOW ? MAX_WINDOW : bytes < least ? least : bytes;
-	reads = reads > bytes ? bytes : reads < least ? least : reads;
+	bytes = bytes > MAX_WINDOW ? MAX_WINDOW : bytes < min_window ? min_window : bytes;
+	reads = reads > bytes ? bytes : reads < min_window ? min_window : reads;
 	pair->window = bytes;
-	pair->psns.psns = (uint32_t)(bytes >> shift);
-	pair->psns.read_psns = (uint32_t)(reads >> shift);
+	pair->psn_window.psns = (uint32_t)(bytes >> shift);
+	pair->psn_window.read_psns = (uint32_t)(reads >> shift);
 }
 
 /* Halve the window after a loss or a congestion notification. Then ignore both until all packets
  * that are now in flight have been acknowledged. */
 static void shrink_window(struct soft_window *window)
 {
-	struct soft_roce_pair *pair = soft_container(window, struct soft_roce_pair, psns);
+	struct soft_roce_pair *pair = soft_container(window, struct soft_roce_pair, psn_window);
 
-	if ((int32_t)(pair->qp->sq.unacked - pair->recovered) < 0)
+	if ((int32_t)(pair->qp->sq.unacked - pair->recovery_psn) < 0)
 		return;
-	pair->recovered = pair->qp->sq.unsent;
+	pair->recovery_psn = pair->qp->sq.unsent;
 	set_window(pair, pair->window / 2);
-	pair->threshold = pair->window;
+	pair->slow_start_threshold = pair->window;
 }
 
 /* Grow the window after acknowledgements. */
@@ -55,16 +55,17 @@ static void grow_window(struct soft_roce_pair *pair)
 {
 	struct soft_qp *qp = pair->qp;
 	const uint64_t mtu = (uint64_t)1 << soft_mtu_shift(qp);
-	const uint64_t acked = (uint64_t)(qp->sq.unacked - pair->unacked) * mtu;
+	const uint64_t acked = (uint64_t)(qp->sq.unacked - pair->last_unacked) * mtu;
 	/* Grow the window only if at least half of it was used. Otherwise, acknowledgements
 	 * say nothing about the network's capacity (RFC 7661). */
-	const bool used = (uint64_t)(qp->sq.unsent - pair->unacked) * mtu >= pair->window / 2;
+	const bool was_half_used =
+		(uint64_t)(qp->sq.unsent - pair->last_unacked) * mtu >= pair->window / 2;
 
 	if (!pair->has_sent_request || !acked)
 		return;
-	pair->unacked = qp->sq.unacked;
-	if (used)
-		set_window(pair, pair->window + (pair->window < pair->threshold
+	pair->last_unacked = qp->sq.unacked;
+	if (was_half_used)
+		set_window(pair, pair->window + (pair->window < pair->slow_start_threshold
 							 ? acked
 							 : acked * mtu / pair->window));
 }
@@ -110,7 +111,7 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 	read_bytes(payload, at + headers, packet->length);
 	memcpy(at + headers + packet->length, zeros, pad);
 	if (staged)
-		soft_roce_commit_staged(&pair->out, (uint32_t)headers + packet->length + pad);
+		soft_roce_commit_staged(&pair->flow_out, (uint32_t)headers + packet->length + pad);
 	else
 		SOFT_TRACE_DROPPED(.reason = "NO_ROOM", .qp_num = pair->qp->ibv.qp_num,
 				   .remote_qpn = packet->dest_qpn, .remote = &pair->peer);
@@ -142,7 +143,8 @@ static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
 
 /* Send the peer a congestion notification packet (CNP) for a packet that a router has marked
  * (annex A17.9.3). */
-static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *marked)
+static void send_congestion_notification(struct soft_roce_pair *pair,
+					 const struct soft_roce_packet *marked)
 {
 	static const uint8_t reserved[SOFT_ROCE_CNP_PAYLOAD];
 	const struct iovec payload = {(void *)reserved, sizeof(reserved)};
@@ -163,7 +165,7 @@ static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *m
 }
 
 /* Returns whether packets carry the frame's payload in an extended header. */
-static bool is_small(const struct soft_frame *frame)
+static bool has_payload_in_header(const struct soft_frame *frame)
 {
 	return frame->opcode == SOFT_COMPARE_SWAP || frame->opcode == SOFT_FETCH_ADD ||
 	       frame->opcode == SOFT_ATOMIC_DATA;
@@ -176,7 +178,7 @@ static bool acknowledges(const struct soft_roce_pair *pair, const struct soft_fr
 {
 	return frame->flags & SOFT_FRAME_ACK &&
 	       (soft_is_request(frame) ||
-		(frame->opcode == SOFT_DISCONNECT && frame->ack != pair->qp->responder.acked));
+		(frame->opcode == SOFT_DISCONNECT && frame->ack != pair->qp->responder.acked_psn));
 }
 
 static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
@@ -185,30 +187,30 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	const uint32_t mtu = 1u << soft_mtu_shift(pair->qp);
 	uint8_t small[SOFT_ATOMIC_ARGUMENTS] = {0};
 	struct soft_roce_packet packet;
-	uint32_t left = frame->length;
+	uint32_t remaining = frame->length;
 
-	if (is_small(frame)) {
-		read_bytes(payload, small, left);
-		left = 0;
+	if (has_payload_in_header(frame)) {
+		read_bytes(payload, small, remaining);
+		remaining = 0;
 	}
 	if (!soft_roce_from_frame(&packet, frame, small))
 		return;
 	if (soft_is_request(frame) && !pair->has_sent_request) {
 		pair->has_sent_request = true;
-		pair->unacked = pair->recovered = pair->qp->sq.unacked;
+		pair->last_unacked = pair->recovery_psn = pair->qp->sq.unacked;
 	}
 	for (bool first = soft_is_first(frame);; first = false) {
-		packet.length = left < mtu ? left : mtu;
-		left -= packet.length;
+		packet.length = remaining < mtu ? remaining : mtu;
+		remaining -= packet.length;
 		/* On the wire, each part of a READ is a complete message. */
-		bool last = !left && (soft_is_last(frame) || frame->opcode == SOFT_READ);
+		bool last = !remaining && (soft_is_last(frame) || frame->opcode == SOFT_READ);
 
 		packet.opcode = pair->service | soft_roce_operation(frame, first, last);
 		packet.solicited = last && frame->flags & SOFT_FRAME_SOLICITED;
-		packet.ack_request = !left && soft_is_request(frame);
+		packet.ack_request = !remaining && soft_is_request(frame);
 		send_packet(pair, &packet, payload);
 		packet.psn = soft_psn_add(packet.psn, 1);
-		if (!left)
+		if (!remaining)
 			return;
 	}
 }
@@ -220,19 +222,19 @@ static void free_pair(struct soft_roce_pair *pair)
 	free(pair);
 }
 
-static void end(struct soft_roce_pair *pair)
+static void end_pair(struct soft_roce_pair *pair)
 {
 	soft_table_remove(&soft_device.roce->pairs, pair->qp->ibv.qp_num);
 	pair->qp->window = NULL;
 	free_pair(pair);
 }
 
-static ssize_t room(struct soft_path *path, size_t least)
+static ssize_t room(struct soft_path *path, size_t min_room)
 {
 	(void)path;
 	/* put() sends no packet for an END, so END always fits. No other control records are
 	 * sent. */
-	return (ssize_t)(least <= SOFT_HANDSHAKE_SIZE ? least : soft_roce_room());
+	return (ssize_t)(min_room <= SOFT_HANDSHAKE_SIZE ? min_room : soft_roce_room());
 }
 
 static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
@@ -246,7 +248,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	(void)path;
 	(void)from;
 	if (kind == SOFT_RECORD_END)
-		end(pair);
+		end_pair(pair);
 	for (int i = 0; kind == SOFT_RECORD_DATA && i < ends[count - 1].frames; i++) {
 		read_bytes(&reader, header, sizeof(header));
 		soft_frame_decode(header, &frame);
@@ -286,25 +288,27 @@ static const char *drop_reason(struct soft_roce_pair *pair, const struct soft_ro
 	if ((packet->opcode & SOFT_ROCE_SERVICE) != pair->service &&
 	    packet->opcode != SOFT_ROCE_CNP)
 		return "TRANSPORT";
-	if (!soft_gid_from(&gid, (const struct sockaddr *)from) ||
+	if (!soft_gid_from_sockaddr(&gid, (const struct sockaddr *)from) ||
 	    memcmp(&gid, &pair->peer, sizeof(gid)))
 		return "SOURCE";
 	uint16_t port = soft_address_port(from);
 
+	/* The ICRC covers the source port, which the peer may change at any time. */
 	if (pair->peer_port != port)
-		soft_icrc_flow(&pair->in, pair->peer.raw, at->gid.raw, port, SOFT_ROCE_PORT);
+		soft_icrc_flow_init(&pair->icrc_in, pair->peer.raw, at->gid.raw, port,
+				    SOFT_ROCE_PORT);
 	pair->peer_port = port;
 	return NULL;
 }
 
-void soft_roce_dropped(const char *reason, const struct soft_roce_packet *packet,
-		       const struct sockaddr_storage *from)
+void soft_roce_trace_dropped(const char *reason, const struct soft_roce_packet *packet,
+			     const struct sockaddr_storage *from)
 {
 	union ibv_gid gid;
 
 	if (!soft_trace_on)
 		return;
-	const bool known = soft_gid_from(&gid, (const struct sockaddr *)from);
+	const bool known = soft_gid_from_sockaddr(&gid, (const struct sockaddr *)from);
 
 	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = packet ? packet->dest_qpn : 0,
 			   .remote_qpn = packet ? packet->src_qpn : 0,
@@ -322,12 +326,12 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 	const char *reason;
 
 	if (soft_roce_decode(&packet, bytes, length)) {
-		soft_roce_dropped("HEADER", NULL, from);
+		soft_roce_trace_dropped("HEADER", NULL, from);
 		return;
 	}
 	/* Full and limited members of the partition are accepted. */
 	if ((packet.pkey | 0x8000) != SOFT_ROCE_PKEY) {
-		soft_roce_dropped("PKEY", &packet, from);
+		soft_roce_trace_dropped("PKEY", &packet, from);
 		return;
 	}
 	if ((packet.opcode & SOFT_ROCE_SERVICE) == SOFT_ROCE_UD) {
@@ -337,30 +341,31 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 	pair = soft_table_find(&soft_device.roce->pairs, packet.dest_qpn);
 	if (pair)
 		reason = drop_reason(pair, at, from, &packet);
-	else
+	else /* only the trace distinguishes these reasons, so skip the second lookup without it */
 		reason = soft_trace_on && soft_qp_find(packet.dest_qpn) ? "QP_STATE" : "QPN";
-	if (!reason && !soft_icrc_check(&pair->in, bytes, length))
+	if (!reason && !soft_icrc_check(&pair->icrc_in, bytes, length))
 		reason = "ICRC";
 	if (reason) {
-		soft_roce_dropped(reason, &packet, from);
+		soft_roce_trace_dropped(reason, &packet, from);
 		return;
 	}
 	if (packet.opcode == SOFT_ROCE_CNP) {
 		if (pair->qp->sq.unacked != pair->qp->sq.unsent && pair->qp->window)
-			shrink_window(&pair->psns);
+			shrink_window(&pair->psn_window);
 		return;
 	}
 	if (!soft_roce_to_frame(&frame, &packet, 1u << soft_mtu_shift(pair->qp),
 				small + SOFT_FRAME_HEADER)) {
-		soft_roce_dropped("PACKET", &packet, from);
+		soft_roce_trace_dropped("PACKET", &packet, from);
 		return;
 	}
 	if ((traffic_class & SOFT_ROCE_CE) == SOFT_ROCE_CE)
-		notify(pair, &packet);
+		send_congestion_notification(pair, &packet);
 	if (packet.length) /* position of the frame header, directly before the payload */
 		record = bytes + (packet.payload - bytes) - SOFT_FRAME_HEADER;
 	soft_frame_encode(record, &frame);
 	pair->chan->calls->data(pair->chan, record, SOFT_FRAME_HEADER + frame.length, 0);
+	/* The callback may have freed the pair. */
 	pair = soft_table_find(&soft_device.roce->pairs, packet.dest_qpn);
 	if (!pair)
 		return;
@@ -371,7 +376,7 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 	grow_window(pair);
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- opening and closing --------------------------------------------------------------------- */
 
 static uint8_t service_of(enum ibv_qp_type type)
 {
@@ -387,19 +392,19 @@ static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp
 
 	if (!pair)
 		return NULL;
-	pair->address = soft_roce_address(&own->gid);
+	pair->address = soft_roce_open_address(&own->gid);
 	pair->peer = soft_qp_peer_gid(qp);
 	if (!pair->address ||
-	    !soft_roce_flow(&pair->out, pair->address, &pair->peer, qp->ibv.qp_num,
-			    qp->attr.dest_qp_num, qp->attr.ah_attr.grh.traffic_class)) {
+	    !soft_roce_flow_init(&pair->flow_out, pair->address, &pair->peer, qp->ibv.qp_num,
+				 qp->attr.dest_qp_num, qp->attr.ah_attr.grh.traffic_class)) {
 		free_pair(pair);
 		return NULL;
 	}
 	pair->chan = chan;
 	pair->qp = qp;
 	pair->service = service_of(qp->ibv.qp_type);
-	pair->threshold = MAX_WINDOW;
-	pair->psns.on_loss = shrink_window;
+	pair->slow_start_threshold = MAX_WINDOW;
+	pair->psn_window.on_loss = shrink_window;
 	set_window(pair, INITIAL_WINDOW);
 	return pair;
 }
@@ -425,9 +430,9 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 	}
 	rc = soft_chan_attach(chan, &soft_device.roce->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
 	if (rc)
-		end(pair);
+		end_pair(pair);
 	else if (soft_qp_is_requester(qp))
-		qp->window = &pair->psns;
+		qp->window = &pair->psn_window;
 	return rc;
 }
 
@@ -474,7 +479,7 @@ static void begin(void)
 
 static void create(void)
 {
-	soft_device.roce = soft_part(sizeof(struct soft_roce));
+	soft_device.roce = soft_alloc_part(sizeof(struct soft_roce));
 	soft_list_init(&soft_device.roce->addresses);
 	begin();
 }
@@ -483,7 +488,7 @@ static void create(void)
 static void stop(void)
 {
 	soft_timer_stop(&soft_device.roce->room_timer);
-	soft_roce_sockets_close(true);
+	soft_roce_sockets_close(SOFT_ROCE_SEND_STAGED);
 }
 
 static void forked(void)
@@ -491,10 +496,10 @@ static void forked(void)
 	soft_device.roce->blocked = false; /* staged packets and the timer are not inherited */
 	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
 		soft_list_each (struct soft_chan, chan, &soft_device.roce->paths[i].chans, node)
-			end(soft_table_find(&soft_device.roce->pairs, chan->id));
+			end_pair(soft_table_find(&soft_device.roce->pairs, chan->id));
 		soft_path_forget(&soft_device.roce->paths[i]);
 	}
-	soft_roce_sockets_close(false);
+	soft_roce_sockets_close(SOFT_ROCE_DISCARD_STAGED);
 	begin();
 }
 

@@ -29,14 +29,15 @@ struct soft_roce_datagram_ops {
 };
 void soft_roce_set_datagram_ops(const struct soft_roce_datagram_ops *ops);
 
-/* Open the addresses of all devices to receive datagrams, until the matching soft_roce_release().
- * Returns 0 or an errno value. After a failure, the caller must not release them. */
-int soft_roce_hold(void);
-void soft_roce_release(void);
+/* Open the addresses of all devices to receive datagrams, until the matching
+ * soft_roce_release_addresses(). Returns 0 or an errno value. After a failure, the caller must not
+ * release them. */
+int soft_roce_hold_addresses(void);
+void soft_roce_release_addresses(void);
 /* Returns whether other processes of this user receive packets at this address too. */
 bool soft_roce_is_shared(const union ibv_gid *gid);
-/* Send a datagram from an address opened by soft_roce_hold(). A datagram that cannot be sent is
- * dropped. Returns false if there is no room and the caller must retry later. */
+/* Send a datagram from an address opened by soft_roce_hold_addresses(). A datagram that cannot be
+ * sent is dropped. Returns false if there is no room and the caller must retry later. */
 bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct iovec *payload,
 			     int count);
 /* Send a management datagram (MAD) from queue pair 1 to the peer's queue pair 1. */

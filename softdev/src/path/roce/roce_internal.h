@@ -40,8 +40,8 @@ struct soft_roce_address {
 	union ibv_gid gid;
 	unsigned users; /* number of pairs, plus one if `held` */
 	bool held; /* in use by datagrams.c */
-	uint32_t room; /* bytes of packets that the receive buffer holds */
-	bool busy; /* packets are being read; do not free */
+	uint32_t receive_room; /* bytes of packets that the receive buffer holds */
+	bool is_reading; /* packets are being read; do not free */
 	bool owner_closed; /* whether the port's owner has closed the connection */
 	struct soft_node node;
 	struct soft_acceptor acceptor; /* listening socket for guests; closed in a guest */
@@ -67,17 +67,17 @@ struct soft_roce_pair {
 	union ibv_gid peer;
 	uint8_t service; /* enum soft_roce_service */
 	uint16_t peer_port; /* source port of the peer */
-	struct soft_roce_flow out;
-	struct soft_icrc_flow in;
+	struct soft_roce_flow flow_out;
+	struct soft_icrc_flow icrc_in;
 	/* Request window, counted in PSNs. */
-	struct soft_window psns;
+	struct soft_window psn_window;
 	bool has_sent_request;
-	uint32_t unacked; /* `sq.unacked` at the last window update */
+	uint32_t last_unacked; /* `sq.unacked` at the last window update */
 	/* first PSN not yet sent at the last loss event; further losses belong to the same event
 	 * until all earlier PSNs are acknowledged */
-	uint32_t recovered;
+	uint32_t recovery_psn;
 	uint64_t window; /* congestion window in bytes */
-	uint64_t threshold; /* slow start threshold in bytes */
+	uint64_t slow_start_threshold; /* slow start threshold in bytes */
 	uint64_t next_notification_ns; /* earliest time of the next congestion notification */
 };
 
@@ -101,7 +101,7 @@ struct soft_roce {
 
 	/* datagrams.c */
 	const struct soft_roce_datagram_ops *datagram_ops;
-	unsigned holders;
+	unsigned address_holders;
 
 	/* sockets.c */
 	struct soft_node addresses;
@@ -130,10 +130,12 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 /* sockets.c */
 /* Start receiving at an address. If the address is already open, only count another user. Returns
  * NULL and sets errno on failure. */
-struct soft_roce_address *soft_roce_address(const union ibv_gid *gid);
+struct soft_roce_address *soft_roce_open_address(const union ibv_gid *gid);
+/* Remove a user of the address. Then close all addresses without users. */
 void soft_roce_address_release(struct soft_roce_address *address);
+void soft_roce_close_unused_addresses(void);
 /* Returns the address if it is open, or NULL. */
-static inline struct soft_roce_address *soft_roce_address_at(const union ibv_gid *gid)
+static inline struct soft_roce_address *soft_roce_find_address(const union ibv_gid *gid)
 {
 	soft_list_each (struct soft_roce_address, address, &soft_device.roce->addresses, node)
 		if (!memcmp(&address->gid, gid, sizeof(*gid)))
@@ -142,9 +144,9 @@ static inline struct soft_roce_address *soft_roce_address_at(const union ibv_gid
 }
 /* Set up a flow to the peer. The queue pair numbers select the sending socket. Returns false and
  * sets errno on failure. */
-bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
-		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
-		    uint8_t traffic_class);
+bool soft_roce_flow_init(struct soft_roce_flow *flow, struct soft_roce_address *address,
+			 const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
+			 uint8_t traffic_class);
 /* Returns how many bytes of frames may be staged now, which is 0 while a socket is full. */
 size_t soft_roce_room(void);
 /* Returns a pointer to the space for the next packet, or NULL if no more packets can be staged. */
@@ -153,7 +155,8 @@ uint8_t *soft_roce_stage(void);
  * `length` includes the padding. */
 void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length);
 void soft_roce_flush(void);
-void soft_roce_sockets_close(bool flush);
+enum { SOFT_ROCE_DISCARD_STAGED = false, SOFT_ROCE_SEND_STAGED = true };
+void soft_roce_sockets_close(bool send_staged);
 
 /* share.c */
 /* Size of the sender's address and traffic class, which precede each packet sent to a guest. */
@@ -178,8 +181,8 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 void soft_roce_unblocked(void);
 
 /* Record a dropped packet in the trace (path.c). `packet` is NULL if its header is invalid. */
-void soft_roce_dropped(const char *reason, const struct soft_roce_packet *packet,
-		       const struct sockaddr_storage *from);
+void soft_roce_trace_dropped(const char *reason, const struct soft_roce_packet *packet,
+			     const struct sockaddr_storage *from);
 
 /* Handle a UD packet (datagrams.c). */
 void soft_roce_receive_datagram(const struct soft_roce_address *at,

@@ -18,7 +18,7 @@
 
 enum {
 	BACKLOG = 1024,
-	TRIES = 1000, /* maximum number of attempts while the owner does not accept guests */
+	MAX_TRIES = 1000, /* maximum number of attempts while the owner does not accept guests */
 	QPN_OFFSET = 5, /* offset of the destination queue pair number in the BTH */
 };
 
@@ -51,7 +51,7 @@ static int bind_name(const union ibv_gid *gid, uint16_t ip_port)
 
 /* ---- the owner ------------------------------------------------------------------------------- */
 
-static void forget(struct soft_roce_guest *guest)
+static void remove_guest(struct soft_roce_guest *guest)
 {
 	soft_watch_close(&guest->watch);
 	soft_list_remove(&guest->node);
@@ -62,7 +62,7 @@ static void forget(struct soft_roce_guest *guest)
  * of the connection. */
 static void guest_disconnected(struct soft_fd_watch *watch)
 {
-	forget(soft_container(watch, struct soft_roce_guest, watch));
+	remove_guest(soft_container(watch, struct soft_roce_guest, watch));
 }
 
 static void accept_guest(struct soft_acceptor *acceptor, int fd,
@@ -71,23 +71,23 @@ static void accept_guest(struct soft_acceptor *acceptor, int fd,
 	struct soft_roce_address *address =
 		soft_container(acceptor, struct soft_roce_address, acceptor);
 	const struct name *name = (const void *)from;
-	const struct name right = name_of(&address->gid, name->ip_port);
+	const struct name expected_name = name_of(&address->gid, name->ip_port);
 	struct soft_roce_guest *guest = calloc(1, sizeof(*guest));
 	pid_t pid;
 
-	if (!guest || !name->ip_port || memcmp(name, &right, NAME_LENGTH) ||
+	if (!guest || !name->ip_port || memcmp(name, &expected_name, NAME_LENGTH) ||
 	    !soft_is_same_user(fd, &pid)) {
 		free(guest);
 		soft_close_fd(&fd);
 		return;
 	}
 	guest->watch = (struct soft_fd_watch){
-		.fd = fd, .ready = guest_disconnected, .ports = soft_gid_port(&address->gid)};
+		.fd = fd, .ready = guest_disconnected, .ports = soft_gid_port_bit(&address->gid)};
 	guest->ip_port = name->ip_port;
 	soft_set_send_buffer(fd, SOFT_ROCE_BUFFER);
 	soft_list_append(&address->guests, &guest->node);
 	if (soft_watch(&guest->watch, EPOLLIN))
-		forget(guest);
+		remove_guest(guest);
 }
 
 bool soft_roce_forward(struct soft_roce_address *address, struct sockaddr_storage *from,
@@ -112,14 +112,14 @@ bool soft_roce_forward(struct soft_roce_address *address, struct sockaddr_storag
 
 bool soft_roce_is_shared(const union ibv_gid *gid)
 {
-	const struct soft_roce_address *address = soft_roce_address_at(gid);
+	const struct soft_roce_address *address = soft_roce_find_address(gid);
 
 	return address && (soft_roce_is_guest(address) || !soft_list_empty(&address->guests));
 }
 
-/* ---- joining --------------------------------------------------------------------------------- */
+/* ---- joining as a guest ---------------------------------------------------------------------- */
 
-static int join(struct soft_roce_address *address)
+static int join_as_guest(struct soft_roce_address *address)
 {
 	const struct name owner = name_of(&address->gid, 0);
 	int fd = bind_name(&address->gid, soft_ip_port()), error;
@@ -140,11 +140,12 @@ static int join(struct soft_roce_address *address)
 
 int soft_roce_share(struct soft_roce_address *address)
 {
+	/* soft_ip_port() sets errno if it fails. Otherwise, ECONNREFUSED enters the loop. */
 	int error = soft_ip_port() ? ECONNREFUSED : errno;
 
 	soft_assert_locked();
 	address->acceptor.watch.fd = -1;
-	for (int i = 0; error == ECONNREFUSED && i < TRIES; i++) {
+	for (int i = 0; error == ECONNREFUSED && i < MAX_TRIES; i++) {
 		int fd = bind_name(&address->gid, 0);
 
 		if (fd >= 0) {
@@ -153,10 +154,10 @@ int soft_roce_share(struct soft_roce_address *address)
 				soft_close_fd(&fd);
 			else
 				error = soft_accept_start(&address->acceptor, fd,
-							  soft_gid_port(&address->gid),
+							  soft_gid_port_bit(&address->gid),
 							  accept_guest);
 		} else {
-			error = errno == EADDRINUSE ? join(address) : errno;
+			error = errno == EADDRINUSE ? join_as_guest(address) : errno;
 			if (error == ECONNREFUSED)
 				sched_yield();
 		}
@@ -173,5 +174,5 @@ void soft_roce_unshare(struct soft_roce_address *address)
 	soft_assert_locked();
 	soft_accept_stop(&address->acceptor);
 	soft_list_drain (struct soft_roce_guest, guest, &address->guests, node)
-		forget(guest);
+		remove_guest(guest);
 }

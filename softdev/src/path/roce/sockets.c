@@ -96,12 +96,13 @@ static void put_traffic_class(struct msghdr *message, const struct soft_roce_run
 }
 
 /* Send a run to a simulated network, which never blocks. */
-static void send_run(const struct soft_network *network, const struct soft_roce_run *run)
+static void send_run_to_simulation(const struct soft_network *network,
+				   const struct soft_roce_run *run)
 {
 	union ibv_gid to;
 	uint32_t part;
 
-	soft_gid_from(&to, (const struct sockaddr *)&run->to);
+	soft_gid_from_sockaddr(&to, (const struct sockaddr *)&run->to);
 	for (uint32_t at = 0; at < run->length; at += part) {
 		part = run->length - at < run->segment ? run->length - at : run->segment;
 		network->send(&run->from, run->sender->port, &to,
@@ -114,7 +115,7 @@ static void drop_run(const struct soft_roce_run *run)
 {
 	union ibv_gid to;
 
-	soft_gid_from(&to, (const struct sockaddr *)&run->to);
+	soft_gid_from_sockaddr(&to, (const struct sockaddr *)&run->to);
 	SOFT_TRACE_DROPPED(.reason = "UNSENT", .remote = &to);
 	soft_device.roce->run_sent++;
 }
@@ -170,7 +171,7 @@ void soft_roce_flush(void)
 		unsigned count = 1;
 
 		if (soft_device.platform->network) {
-			send_run(soft_device.platform->network, runs);
+			send_run_to_simulation(soft_device.platform->network, runs);
 			continue;
 		}
 		while (count < left && count < SENDS_PER_CALL && runs[count].sender == runs->sender)
@@ -198,7 +199,7 @@ uint8_t *soft_roce_stage(void)
 }
 
 /* Returns the last run if it can include another packet of this length and flow, or NULL. */
-static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t length)
+static struct soft_roce_run *find_run(const struct soft_roce_flow *flow, uint32_t length)
 {
 	struct soft_roce_run *run =
 		soft_device.roce->run_count > soft_device.roce->run_sent
@@ -219,8 +220,8 @@ static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t
 void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length)
 {
 	uint8_t *at = soft_device.roce->staged + soft_device.roce->staged_length;
-	const uint32_t whole = length + SOFT_ROCE_ICRC;
-	struct soft_roce_run *run = run_for(flow, whole);
+	const uint32_t packet_length = length + SOFT_ROCE_ICRC;
+	struct soft_roce_run *run = find_run(flow, packet_length);
 
 	if (!run) {
 		run = &soft_device.roce->runs[soft_device.roce->run_count++];
@@ -231,15 +232,15 @@ void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length)
 			.to_length = flow->to_length,
 			.traffic_class = flow->traffic_class,
 			.offset = soft_device.roce->staged_length,
-			.segment = (uint16_t)whole,
+			.segment = (uint16_t)packet_length,
 		};
 	}
 	/* The kernel numbers the packets of a run from 0 in the IPv4 identification field, which
 	 * the ICRC covers. */
 	soft_put32(at + length, soft_icrc(&flow->icrc, run->count, &(struct iovec){at, length}, 1));
 	run->count++;
-	run->length += whole;
-	soft_device.roce->staged_length += whole;
+	run->length += packet_length;
+	soft_device.roce->staged_length += packet_length;
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -275,11 +276,13 @@ static uint8_t traffic_class_of(struct msghdr *message)
 			 control_value(message, IPPROTO_IPV6, IPV6_TCLASS));
 }
 
-/* Read packets, and handle them or forward them to guests. If `only_pass` is set, packets for this
- * process are dropped. Returns the number of bytes read plus the number of messages. Returns 0
+enum { HANDLE_OR_FORWARD = false, ONLY_FORWARD = true };
+
+/* Read packets, and handle them or forward them to guests. If `only_forward` is set, packets for
+ * this process are dropped. Returns the number of bytes read plus the number of messages. Returns 0
  * after reading fewer than READS_PER_CALL messages, because the socket is then empty and reading it
  * again would only delay small messages. */
-static size_t read_some(struct soft_roce_address *address, bool only_pass)
+static size_t read_packets(struct soft_roce_address *address, bool only_forward)
 {
 	union {
 		struct cmsghdr alignment;
@@ -322,11 +325,14 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 
 		for (size_t done = 0; done < length; done += segment) {
 			uint8_t *at = (uint8_t *)iov[i][1].iov_base + done;
-			const size_t one = length - done < segment ? length - done : segment;
+			const size_t packet_length =
+				length - done < segment ? length - done : segment;
 
-			if (!soft_roce_forward(address, &from[i], at, one, traffic_class) &&
-			    !only_pass)
-				soft_roce_receive(address, &from[i], at, one, traffic_class);
+			if (!soft_roce_forward(address, &from[i], at, packet_length,
+					       traffic_class) &&
+			    !only_forward)
+				soft_roce_receive(address, &from[i], at, packet_length,
+						  traffic_class);
 		}
 		bytes += length + 1;
 	}
@@ -339,9 +345,9 @@ static void forward_unread(struct soft_roce_address *address)
 {
 	/* The input buffer is in use while a packet is handled. */
 	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
-		if (it->busy)
+		if (it->is_reading)
 			return;
-	while (!soft_list_empty(&address->guests) && read_some(address, true))
+	while (!soft_list_empty(&address->guests) && read_packets(address, ONLY_FORWARD))
 		;
 }
 
@@ -363,25 +369,25 @@ static void close_address(struct soft_roce_address *address)
 
 /* Open the UDP port, or become a guest of the process that owns it. Returns 0 or an errno value.
  * All errors except EADDRNOTAVAIL are reported on stderr. */
-static int receive_at(struct soft_roce_address *address);
+static int open_receiver(struct soft_roce_address *address);
 
 static void readable(struct soft_fd_watch *watch)
 {
 	struct soft_roce_address *address = soft_container(watch, struct soft_roce_address, watch);
-	size_t budget = soft_step_share(), bytes = 1;
+	size_t budget = soft_step_byte_budget(), bytes = 1;
 
-	address->busy = true;
+	address->is_reading = true;
 	for (int i = 0; i < READS_PER_STEP && budget && bytes; i++) {
-		bytes = read_some(address, false);
+		bytes = read_packets(address, HANDLE_OR_FORWARD);
 		budget -= bytes < budget ? bytes : budget;
 	}
-	address->busy = false;
+	address->is_reading = false;
 	if (address->owner_closed && address->users) {
 		soft_watch_close(&address->watch);
-		(void)receive_at(address);
+		(void)open_receiver(address);
 	}
 	address->owner_closed = false;
-	soft_roce_address_release(NULL);
+	soft_roce_close_unused_addresses();
 }
 
 enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
@@ -408,7 +414,7 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 static int bind_socket(const union ibv_gid *gid, uint16_t port)
 {
 	struct sockaddr_storage address;
-	const socklen_t length = soft_gid_address(gid, gid, port, &address);
+	const socklen_t length = soft_gid_to_sockaddr(gid, gid, port, &address);
 	/* PMTUDISC_PROBE prevents fragmentation. It also ignores ICMP messages that reduce the MTU,
 	 * which are easily forged. */
 	static const struct {
@@ -461,11 +467,11 @@ static void report_not_open(const union ibv_gid *gid, int error)
 			: "");
 }
 
-static int receive_at(struct soft_roce_address *address)
+static int open_receiver(struct soft_roce_address *address)
 {
 	if (soft_device.platform->network) {
 		address->acceptor.watch.fd = -1;
-		address->room = SOFT_ROCE_BUFFER / 4;
+		address->receive_room = SOFT_ROCE_BUFFER / 4;
 		return 0;
 	}
 	int error = soft_roce_share(address), room = 0;
@@ -479,7 +485,7 @@ static int receive_at(struct soft_roce_address *address)
 	/* SO_RCVBUF includes the kernel's overhead, which exceeds the payload of a short packet.
 	 * Assume that a quarter of the buffer is available for payload. */
 	getsockopt(address->watch.fd, SOL_SOCKET, SO_RCVBUF, &room, &length);
-	address->room = (uint32_t)room / 4;
+	address->receive_room = (uint32_t)room / 4;
 	if (!error)
 		error = soft_watch(&address->watch, EPOLLIN);
 	if (error) {
@@ -503,10 +509,10 @@ static bool allocate(void)
 	return soft_device.roce->input && soft_device.roce->staged && soft_device.roce->runs;
 }
 
-struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
+struct soft_roce_address *soft_roce_open_address(const union ibv_gid *gid)
 {
 	soft_assert_locked();
-	struct soft_roce_address *address = soft_roce_address_at(gid);
+	struct soft_roce_address *address = soft_roce_find_address(gid);
 
 	if (address) {
 		address->users++;
@@ -517,10 +523,10 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 		return NULL;
 	address->gid = *gid;
 	address->users = 1;
-	address->watch =
-		(struct soft_fd_watch){.fd = -1, .ready = readable, .ports = soft_gid_port(gid)};
+	address->watch = (struct soft_fd_watch){
+		.fd = -1, .ready = readable, .ports = soft_gid_port_bit(gid)};
 	soft_list_init(&address->guests);
-	int error = receive_at(address);
+	int error = open_receiver(address);
 
 	if (error)
 		return soft_finish_create(error, address);
@@ -528,19 +534,22 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 	return address;
 }
 
-/* Remove one user of `address`, if not NULL. Then close all addresses without users. */
-void soft_roce_address_release(struct soft_roce_address *address)
+void soft_roce_close_unused_addresses(void)
 {
 	soft_assert_locked();
-	if (address)
-		address->users--;
 	soft_list_each_safe (struct soft_roce_address, it, &soft_device.roce->addresses, node) {
-		if (it->users || it->busy)
+		if (it->users || it->is_reading)
 			continue;
 		soft_roce_flush();
 		forward_unread(it);
 		close_address(it);
 	}
+}
+
+void soft_roce_address_release(struct soft_roce_address *address)
+{
+	address->users--;
+	soft_roce_close_unused_addresses();
 }
 
 /* Get the sending socket that `hash` selects, and open it on first use. Returns NULL and sets errno
@@ -567,7 +576,7 @@ static struct soft_roce_sender *sender_of(struct soft_roce_address *address, uin
 	if (fd < 0)
 		return NULL;
 	sender->watch = (struct soft_fd_watch){
-		.fd = fd, .ready = writable, .ports = soft_gid_port(&address->gid)};
+		.fd = fd, .ready = writable, .ports = soft_gid_port_bit(&address->gid)};
 	errno = soft_watch(&sender->watch, 0);
 	if (errno) {
 		soft_close_fd(&sender->watch.fd);
@@ -577,9 +586,9 @@ static struct soft_roce_sender *sender_of(struct soft_roce_address *address, uin
 	return sender;
 }
 
-bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *address,
-		    const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
-		    uint8_t traffic_class)
+bool soft_roce_flow_init(struct soft_roce_flow *flow, struct soft_roce_address *address,
+			 const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
+			 uint8_t traffic_class)
 {
 	const uint32_t hash = (qpn ^ peer_qpn) * UINT32_C(2654435761) >> 16;
 
@@ -588,25 +597,25 @@ bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *addre
 		return false;
 	flow->from = address->gid;
 	flow->traffic_class = traffic_class & ~SOFT_ROCE_CE;
-	flow->to_length = soft_gid_address(peer, &address->gid, SOFT_ROCE_PORT, &flow->to);
-	soft_icrc_flow(&flow->icrc, address->gid.raw, peer->raw, flow->sender->port,
-		       SOFT_ROCE_PORT);
+	flow->to_length = soft_gid_to_sockaddr(peer, &address->gid, SOFT_ROCE_PORT, &flow->to);
+	soft_icrc_flow_init(&flow->icrc, address->gid.raw, peer->raw, flow->sender->port,
+			    SOFT_ROCE_PORT);
 	return true;
 }
 
 void soft_roce_receive_simulated(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
 				 uint8_t *bytes, size_t length)
 {
-	struct soft_roce_address *address = soft_roce_address_at(at);
+	struct soft_roce_address *address = soft_roce_find_address(at);
 	struct sockaddr_storage sender;
 
 	if (!address)
 		return;
-	soft_gid_address(from, at, port, &sender);
-	address->busy = true;
+	soft_gid_to_sockaddr(from, at, port, &sender);
+	address->is_reading = true;
 	soft_roce_receive(address, &sender, bytes, length, 0);
-	address->busy = false;
-	soft_roce_address_release(NULL);
+	address->is_reading = false;
+	soft_roce_close_unused_addresses();
 }
 
 /* Send staged packets and forward unread packets to the guests. A process may exit without closing
@@ -621,19 +630,19 @@ __attribute__((destructor)) static void at_exit(void)
 	soft_unlock();
 }
 
-void soft_roce_sockets_close(bool flush)
+void soft_roce_sockets_close(bool send_staged)
 {
 	soft_assert_locked();
-	if (flush)
+	if (send_staged)
 		soft_roce_flush();
 	soft_list_drain (struct soft_roce_address, address, &soft_device.roce->addresses, node) {
-		if (flush)
+		if (send_staged)
 			forward_unread(address);
 		close_address(address);
 	}
 	discard_staged();
 	soft_device.roce->blocked = false;
-	soft_device.roce->holders = 0;
+	soft_device.roce->address_holders = 0;
 	free(soft_device.roce->input);
 	free(soft_device.roce->staged);
 	free(soft_device.roce->runs);

@@ -47,7 +47,7 @@ enum { MEMORY, PIPE, FDS };
 struct message {
 	uint32_t type; /* enum message_type */
 	uint16_t port; /* 0 if the process has no data listener */
-	uint8_t from, to; /* device numbers (HELLO only) */
+	uint8_t from_hca, to_hca; /* device numbers (HELLO only) */
 	uint64_t secret_at; /* address of the sender's soft_cma.secret */
 };
 
@@ -59,8 +59,8 @@ static bool send_message(const struct soft_shm_peer *peer, enum message_type typ
 	struct message message = {
 		.type = type,
 		.port = soft_device.shm->own_port,
-		.from = (uint8_t)__builtin_ctz(peer->path.ports),
-		.to = (uint8_t)peer->path.peer_hca,
+		.from_hca = (uint8_t)__builtin_ctz(peer->path.ports),
+		.to_hca = (uint8_t)peer->path.peer_hca,
 		.secret_at = peer->cma ? (uintptr_t)peer->cma->secret : 0,
 	};
 	struct iovec bytes = {&message, sizeof(message)};
@@ -85,7 +85,7 @@ static void close_fds(int fds[FDS])
 /* Move a message's descriptors to `fds`, and close any that do not fit. */
 static void take_fds(struct msghdr *msg, int fds[FDS])
 {
-	size_t taken = 0;
+	size_t count = 0;
 
 	for (struct cmsghdr *header = CMSG_FIRSTHDR(msg); header;
 	     header = CMSG_NXTHDR(msg, header)) {
@@ -97,8 +97,8 @@ static void take_fds(struct msghdr *msg, int fds[FDS])
 			int fd;
 
 			memcpy(&fd, CMSG_DATA(header) + at, sizeof(fd));
-			if (taken < FDS)
-				fds[taken++] = fd;
+			if (count < FDS)
+				fds[count++] = fd;
 			else
 				close(fd);
 		}
@@ -117,8 +117,8 @@ static int receive_message(const struct soft_shm_peer *peer, struct message *mes
 	struct msghdr msg = {
 		.msg_iov = &bytes,
 		.msg_iovlen = 1,
-		.msg_control = peer->up ? NULL : &control,
-		.msg_controllen = peer->up ? 0 : sizeof(control),
+		.msg_control = peer->is_attached ? NULL : &control,
+		.msg_controllen = peer->is_attached ? 0 : sizeof(control),
 	};
 	ssize_t n = recvmsg(peer->socket.fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
@@ -201,10 +201,10 @@ static struct soft_shm_peer *create_peer(int fd, uint32_t ports)
 }
 
 /* Start using the segment after both sides have mapped it. Returns false on failure. */
-static bool set_up(struct soft_shm_peer *peer, const struct message *message)
+static bool start_using_segment(struct soft_shm_peer *peer, const struct message *message)
 {
 	soft_timer_stop(&peer->timeout);
-	peer->up = true;
+	peer->is_attached = true;
 	if (peer->cma)
 		peer->cma->peer_secret_at = message->secret_at;
 	soft_cma_probe_peer(peer);
@@ -223,12 +223,14 @@ static bool handle_hello(struct soft_shm_peer *peer, const struct message *messa
 {
 	soft_list_remove(&peer->unidentified);
 	peer->port = message->port;
-	peer->path.peer_hca = message->from;
-	if (set_ports(peer, soft_hca_at(message->to)->port) || fds[MEMORY] < 0 ||
-	    soft_segment_check(fds[MEMORY]) || soft_segment_map(peer, fds[MEMORY], false) ||
+	peer->path.peer_hca = message->from_hca;
+	if (set_ports(peer, soft_hca_at(message->to_hca)->port_bit) || fds[MEMORY] < 0 ||
+	    soft_segment_check(fds[MEMORY]) ||
+	    soft_segment_map(peer, fds[MEMORY], SOFT_SEGMENT_RECEIVER) ||
 	    !receive_pipe(peer, fds) || soft_notify_pipe_make(&peer->pipe))
 		return false;
-	return send_message(peer, READY, &peer->pipe.read_fd, 1) && set_up(peer, message);
+	return send_message(peer, READY, &peer->pipe.read_fd, 1) &&
+	       start_using_segment(peer, message);
 }
 
 /* Handle READY, whose only descriptor is the pipe. Returns false on failure. */
@@ -238,7 +240,7 @@ static bool handle_ready(struct soft_shm_peer *peer, const struct message *messa
 
 	fds[0] = fds[PIPE];
 	fds[PIPE] = first;
-	return receive_pipe(peer, fds) && set_up(peer, message);
+	return receive_pipe(peer, fds) && start_using_segment(peer, message);
 }
 
 /* Handle a message. Returns false if the message is invalid or attaching has failed. */
@@ -248,7 +250,7 @@ static bool handle_message(struct soft_shm_peer *peer, const struct message *mes
 	case HELLO:
 		return !peer->memory && handle_hello(peer, message, fds);
 	case READY:
-		return peer->memory && !peer->up && handle_ready(peer, message, fds);
+		return peer->memory && !peer->is_attached && handle_ready(peer, message, fds);
 	default:
 		return false;
 	}
@@ -268,7 +270,7 @@ static void socket_ready(struct soft_fd_watch *watch)
 	close_fds(fds);
 	if (rc < 0)
 		soft_shm_peer_drain_and_finish(peer);
-	else if (peer->up)
+	else if (peer->is_attached)
 		soft_wakeup_visit(peer);
 }
 
@@ -279,7 +281,7 @@ bool soft_attach_ack_notify(struct soft_shm_peer *peer)
 	soft_assert_locked();
 	bool is_open = soft_notify_pipe_drain(&peer->pipe);
 
-	peer->armed = false;
+	peer->may_be_notified = false;
 	if (!is_open)
 		soft_shm_peer_drain_and_finish(peer);
 	return is_open;
@@ -289,7 +291,7 @@ static void notified(struct soft_fd_watch *watch)
 {
 	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, pipe.in);
 
-	if (soft_attach_ack_notify(peer) && peer->up)
+	if (soft_attach_ack_notify(peer) && peer->is_attached)
 		soft_wakeup_visit(peer);
 }
 
@@ -301,7 +303,7 @@ void soft_attach_init(struct soft_shm_peer *peer)
 
 /* ---- the client ---------------------------------------------------------------------------- */
 
-static socklen_t name_of(uint16_t port, struct sockaddr_un *address)
+static socklen_t make_socket_name(uint16_t port, struct sockaddr_un *address)
 {
 	*address = (struct sockaddr_un){.sun_family = AF_UNIX};
 	/* An abstract name starts with a zero byte. */
@@ -318,7 +320,8 @@ static bool send_hello(struct soft_shm_peer *peer)
 
 	if (fd < 0)
 		return false;
-	if (!soft_segment_map(peer, fd, true) && !soft_notify_pipe_make(&peer->pipe)) {
+	if (!soft_segment_map(peer, fd, SOFT_SEGMENT_CREATOR) &&
+	    !soft_notify_pipe_make(&peer->pipe)) {
 		const int fds[FDS] = {[MEMORY] = fd, [PIPE] = peer->pipe.read_fd};
 
 		done = send_message(peer, HELLO, fds, FDS);
@@ -331,7 +334,7 @@ struct soft_shm_peer *soft_attach_begin(uint16_t ip_port, uint32_t own_port, int
 {
 	soft_assert_locked();
 	struct sockaddr_un address;
-	socklen_t length = name_of(ip_port, &address);
+	socklen_t length = make_socket_name(ip_port, &address);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
@@ -375,7 +378,7 @@ bool soft_attach_listen(uint16_t port)
 	soft_assert_locked();
 	struct soft_shm *shm = soft_device.shm;
 	struct sockaddr_un address;
-	socklen_t length = name_of(port, &address);
+	socklen_t length = make_socket_name(port, &address);
 
 	soft_attach_unlisten();
 	shm->own_port = port;

@@ -64,7 +64,7 @@ static size_t total_length(const struct iovec *iov, int count)
 
 /* Store iovecs in `rest` that refer to the same memory as `iov`, but without its first `skip`
  * bytes. Returns the number of iovecs stored. */
-static int rest_of(const struct iovec *iov, int count, size_t skip, struct iovec *rest)
+static int skip_bytes(const struct iovec *iov, int count, size_t skip, struct iovec *rest)
 {
 	int left = 0;
 
@@ -84,8 +84,8 @@ static int rest_of(const struct iovec *iov, int count, size_t skip, struct iovec
 
 /* Store iovecs in `from` that refer to `length` bytes at `offset` in the descriptor's memory.
  * Returns the number of iovecs. */
-static int pieces_of(const struct soft_cma_desc *desc, uint32_t offset, size_t length,
-		     struct iovec *from)
+static int get_pieces(const struct soft_cma_desc *desc, uint32_t offset, size_t length,
+		      struct iovec *from)
 {
 	int count = 0;
 
@@ -116,8 +116,8 @@ static int pieces_of(const struct soft_cma_desc *desc, uint32_t offset, size_t l
  * called execve(2). The kernel looks up the process once per call, so a correct secret proves whose
  * memory was read.
  */
-static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int to_count,
-			 const struct iovec *from, int from_count, size_t skip)
+static ssize_t read_from_peer(const struct soft_cma *cma, const struct iovec *to, int to_count,
+			      const struct iovec *from, int from_count, size_t skip)
 {
 	uint64_t secret[2], expected[2];
 	struct iovec local[SOFT_MAX_SGE + 1] = {{.iov_base = secret, .iov_len = sizeof(secret)}};
@@ -125,8 +125,8 @@ static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int
 		.iov_base = (void *)(uintptr_t)cma->peer_secret_at,
 		.iov_len = sizeof(secret),
 	}};
-	unsigned long local_count = 1u + (unsigned)rest_of(to, to_count, skip, local + 1);
-	unsigned long remote_count = 1u + (unsigned)rest_of(from, from_count, skip, remote + 1);
+	unsigned long local_count = 1u + (unsigned)skip_bytes(to, to_count, skip, local + 1);
+	unsigned long remote_count = 1u + (unsigned)skip_bytes(from, from_count, skip, remote + 1);
 	ssize_t n = process_vm_readv(cma->pid, local, local_count, remote, remote_count, 0);
 
 	/* The first iovec is for the secret, so EFAULT means that the secret is not mapped. */
@@ -148,7 +148,7 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 	 * as EPERM and ENOSYS are permanent, and SOFT_CMA_FORBIDDEN makes the peer stop
 	 * exporting. */
 	while (done < length) {
-		ssize_t n = read_some(cma, to, to_count, from, from_count, done);
+		ssize_t n = read_from_peer(cma, to, to_count, from, from_count, done);
 
 		if (n < 0)
 			return n == -ESRCH ? SOFT_CMA_GONE : SOFT_CMA_FORBIDDEN;
@@ -166,7 +166,7 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 }
 
 /* Copy between iovecs of this process. The source and the destination may overlap. */
-static void move(const struct iovec *to, const struct iovec *from)
+static void copy_within_process(const struct iovec *to, const struct iovec *from)
 {
 	size_t to_done = 0, from_done = 0;
 
@@ -189,7 +189,7 @@ static void move(const struct iovec *to, const struct iovec *from)
 	}
 }
 
-static uint64_t ns_for_mib(uint64_t ns, size_t length)
+static uint64_t ns_per_mib(uint64_t ns, size_t length)
 {
 	return ns * (1024 * 1024) / length;
 }
@@ -197,9 +197,9 @@ static uint64_t ns_for_mib(uint64_t ns, size_t length)
 /* Returns the mean updated with a new measurement, which raises it by at most an eighth. The
  * measurement is too high if the thread was interrupted. An error may last for a long time,
  * because the ring is not measured while cross-memory attach copies everything. */
-static uint64_t mean_with(uint64_t mean, uint64_t ns, size_t length)
+static uint64_t update_mean(uint64_t mean, uint64_t ns, size_t length)
 {
-	uint64_t one = ns_for_mib(ns, length);
+	uint64_t one = ns_per_mib(ns, length);
 
 	if (mean && one > 2 * mean)
 		one = 2 * mean;
@@ -211,27 +211,27 @@ uint64_t soft_cma_ring_start(size_t length)
 	return length < MIN_MEASURED ? 0 : soft_now();
 }
 
-void soft_cma_ring_wrote(struct soft_cma *cma, uint64_t since, size_t length)
+void soft_cma_ring_wrote(struct soft_cma *cma, uint64_t start_ns, size_t length)
 {
-	if (since)
+	if (start_ns)
 		soft_hint_set(&cma->own->ring_write_ns,
-			      mean_with(soft_hint_get(&cma->own->ring_write_ns), soft_now() - since,
-					length));
+			      update_mean(soft_hint_get(&cma->own->ring_write_ns),
+					  soft_now() - start_ns, length));
 }
 
-void soft_cma_ring_read(struct soft_cma *cma, uint64_t since, size_t length)
+void soft_cma_ring_read(struct soft_cma *cma, uint64_t start_ns, size_t length)
 {
-	if (since)
-		cma->ring_read_ns = mean_with(cma->ring_read_ns, soft_now() - since, length);
+	if (start_ns)
+		cma->ring_read_ns = update_mean(cma->ring_read_ns, soft_now() - start_ns, length);
 }
 
 static bool is_slow(const struct soft_cma *cma, uint64_t ns, size_t length)
 {
 	uint64_t put_ns = soft_hint_get(&cma->peer->ring_write_ns);
 	uint64_t ring_ns = put_ns && cma->ring_read_ns ? put_ns + cma->ring_read_ns : 0;
-	uint64_t one = ns_for_mib(ns, length);
+	uint64_t one = ns_per_mib(ns, length);
 
-	return one > soft_device.shm->slow &&
+	return one > soft_device.shm->min_slow_copy_ns &&
 	       one > ring_ns * (soft_application_polls() ? 1 : WAKEUP_FACTOR);
 }
 
@@ -262,12 +262,12 @@ static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iov
 	if (length < MIN_MEASURED)
 		return read_all(cma, to, to_count, from, from_count);
 	struct thread_usage before = cma->was_slow ? get_thread_usage() : (struct thread_usage){0};
-	uint64_t since = soft_now();
+	uint64_t start_ns = soft_now();
 	enum soft_cma_result result = read_all(cma, to, to_count, from, from_count);
 
 	if (result != SOFT_CMA_COPIED)
 		return result;
-	if (!is_slow(cma, soft_now() - since, length)) {
+	if (!is_slow(cma, soft_now() - start_ns, length)) {
 		cma->was_slow = false;
 	} else if (!cma->was_slow) {
 		cma->was_slow = true;
@@ -306,7 +306,7 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 {
 	struct iovec from[SOFT_CMA_PIECES + 1] = {0};
 	size_t length = total_length(to, count);
-	int from_count = pieces_of(desc, offset, length, from);
+	int from_count = get_pieces(desc, offset, length, from);
 	enum soft_cma_result result = SOFT_CMA_COPIED;
 
 	soft_hint_set(&cma->own->busy, desc->slot + 1);
@@ -315,7 +315,7 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 	soft_total_barrier();
 	if (is_current(cma, desc)) {
 		if (cma->own == cma->peer)
-			move(to, from);
+			copy_within_process(to, from);
 		else
 			result = read_measured(cma, to, count, from, from_count);
 		soft_total_barrier();
@@ -326,7 +326,7 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 		soft_cma_done(cma, desc);
 	soft_publish(&cma->own->busy, 0);
 	if (result == SOFT_CMA_COPIED)
-		soft_device.shm->copied += length;
+		soft_device.shm->cma_copied_bytes += length;
 	if (result == SOFT_CMA_FORBIDDEN)
 		soft_publish(&cma->own->can_copy, 0);
 	return result;
@@ -336,7 +336,8 @@ bool soft_cma_probe(struct soft_cma *cma, pid_t pid)
 {
 	cma->pid = pid;
 	cma->probed = true;
-	bool copies = cma->own == cma->peer || (pid && read_some(cma, NULL, 0, NULL, 0, 0) == 0);
+	bool copies =
+		cma->own == cma->peer || (pid && read_from_peer(cma, NULL, 0, NULL, 0, 0) == 0);
 
 	soft_publish(&cma->own->can_copy, copies);
 	return copies;
@@ -365,16 +366,16 @@ bool soft_cma_desc_decode(const uint8_t *at, uint32_t count, uint32_t length,
 	if (count == 0 || count > SOFT_CMA_PIECES)
 		return false;
 	*desc = (struct soft_cma_desc){
-		.slot = soft_take32(at),
-		.generation = soft_take32(at + 4),
+		.slot = soft_get32(at),
+		.generation = soft_get32(at + 4),
 		.count = count,
 		.length = length,
 	};
 	for (uint32_t i = 0; i < count; i++) {
 		const uint8_t *piece = at + SOFT_CMA_DESC_HEAD + i * SOFT_CMA_DESC_PIECE;
 
-		desc->pieces[i].address = soft_take64(piece);
-		desc->pieces[i].length = soft_take64(piece + 8);
+		desc->pieces[i].address = soft_get64(piece);
+		desc->pieces[i].length = soft_get64(piece + 8);
 		if (desc->pieces[i].length == 0 || desc->pieces[i].length > left)
 			return false;
 		left -= (uint32_t)desc->pieces[i].length;

@@ -73,9 +73,9 @@ struct soft_cma {
 	pid_t pid; /* PID of the peer */
 	uint64_t secret[2]; /* own secret, whose address is sent to the peer (attach.c) */
 	uint64_t peer_secret_at; /* address of the peer's secret; not trusted */
-	uint64_t order;
-	unsigned used; /* number of exports, including those that the peer has finished */
-	unsigned cursor; /* slot after the latest export */
+	uint64_t next_order;
+	unsigned used_slots; /* number of exports, including those that the peer has finished */
+	unsigned next_slot; /* slot after the latest export */
 	unsigned timeouts; /* number of revocations that timed out */
 	bool was_slow; /* whether the previous measured copy was slow */
 	uint64_t ring_read_ns; /* mean time in ns to read 1 MiB from the ring, or 0 if unknown */
@@ -101,14 +101,15 @@ bool soft_cma_is_open(const struct soft_cma *cma);
 bool soft_cma_backs_off(const struct soft_cma *cma);
 /* Create an export in a free slot. Returns NULL if all slots are in use. */
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma);
-/* Revoke the exports for which `concerned` returns true. Waits for a limited time if the peer is
- * copying from one of them. Stores the exports that the peer has not finished in `lost`, in order
- * of creation, and returns their number. The peer discards what it copies from them. */
+/* Revoke the exports for which `must_revoke` returns true. Waits for a limited time if the peer is
+ * copying from one of them. Stores the exports that the peer has not finished in `unfinished`, in
+ * order of creation, and returns their number. The peer discards what it copies from them. */
 unsigned soft_cma_revoke(struct soft_cma *cma,
-			 bool (*concerned)(const struct soft_cma_export *export, const void *what),
-			 const void *what, struct soft_cma_export lost[SOFT_CMA_SLOTS]);
+			 bool (*must_revoke)(const struct soft_cma_export *export,
+					     const void *context),
+			 const void *context, struct soft_cma_export unfinished[SOFT_CMA_SLOTS]);
 
-/* ---- the one that copies ------------------------------------------------------------------- */
+/* ---- the copying side ---------------------------------------------------------------------- */
 
 /* A descriptor of the other process's memory, received in a frame. */
 struct soft_cma_desc {
@@ -148,8 +149,8 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
  * soft_cma_ring_wrote() or soft_cma_ring_read(), or 0 if the record is too short to be measured. */
 uint64_t soft_cma_ring_start(size_t length);
 /* Finish measuring a write of `length` bytes to the peer's ring. */
-void soft_cma_ring_wrote(struct soft_cma *cma, uint64_t since, size_t length);
+void soft_cma_ring_wrote(struct soft_cma *cma, uint64_t start_ns, size_t length);
 /* Finish measuring a read of `length` bytes from this side's ring. */
-void soft_cma_ring_read(struct soft_cma *cma, uint64_t since, size_t length);
+void soft_cma_ring_read(struct soft_cma *cma, uint64_t start_ns, size_t length);
 /* Mark a descriptor as done, so that the owner can reuse its slot. */
 void soft_cma_done(struct soft_cma *cma, const struct soft_cma_desc *desc);

@@ -27,20 +27,20 @@ struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma)
 {
 	/* Exports end approximately in order of creation, so the next slot is probably free. */
 	for (unsigned i = 0; i < SOFT_CMA_SLOTS; i++) {
-		uint32_t slot = (cma->cursor + i) % SOFT_CMA_SLOTS;
+		uint32_t slot = (cma->next_slot + i) % SOFT_CMA_SLOTS;
 		struct soft_cma_export *export = &cma->exports[slot];
 
 		if (export->used && !is_done(cma, export))
 			continue;
-		cma->used += !export->used;
+		cma->used_slots += !export->used;
 		*export = (struct soft_cma_export){
 			.used = true,
 			.slot = slot,
 			.generation = export->generation + 1,
-			.order = cma->order++,
+			.order = cma->next_order++,
 		};
 		soft_publish(&cma->own->generation[slot], export->generation);
-		cma->cursor = slot + 1;
+		cma->next_slot = slot + 1;
 		return export;
 	}
 	return NULL;
@@ -52,11 +52,11 @@ static void withdraw(struct soft_cma *cma, struct soft_cma_export *export)
 {
 	soft_publish(&cma->own->generation[export->slot], ++export->generation);
 	export->used = false;
-	cma->used--;
+	cma->used_slots--;
 }
 
 /* Wait until the peer is not busy with any of these slots, for at most REVOKE_NS. */
-static void wait_for(struct soft_cma *cma, const bool taken[SOFT_CMA_SLOTS])
+static void wait_while_busy(struct soft_cma *cma, const bool revoked[SOFT_CMA_SLOTS])
 {
 	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	uint64_t deadline = 0;
@@ -66,7 +66,7 @@ static void wait_for(struct soft_cma *cma, const bool taken[SOFT_CMA_SLOTS])
 	for (unsigned checks = 0;; checks++) {
 		uint32_t busy = soft_observe(&cma->peer->busy);
 
-		if (busy == 0 || busy > SOFT_CMA_SLOTS || !taken[busy - 1])
+		if (busy == 0 || busy > SOFT_CMA_SLOTS || !revoked[busy - 1])
 			return;
 		if (checks < SPINS)
 			continue;
@@ -94,23 +94,24 @@ static void sort(struct soft_cma_export *exports, unsigned count)
 }
 
 unsigned soft_cma_revoke(struct soft_cma *cma,
-			 bool (*concerned)(const struct soft_cma_export *export, const void *what),
-			 const void *what, struct soft_cma_export lost[SOFT_CMA_SLOTS])
+			 bool (*must_revoke)(const struct soft_cma_export *export,
+					     const void *context),
+			 const void *context, struct soft_cma_export unfinished[SOFT_CMA_SLOTS])
 {
-	bool taken[SOFT_CMA_SLOTS] = {false};
+	bool revoked[SOFT_CMA_SLOTS] = {false};
 	unsigned count = 0;
 
-	for (unsigned slot = 0; slot < SOFT_CMA_SLOTS && cma->used; slot++) {
+	for (unsigned slot = 0; slot < SOFT_CMA_SLOTS && cma->used_slots; slot++) {
 		struct soft_cma_export *export = &cma->exports[slot];
 
 		if (!export->used)
 			continue;
 		if (is_done(cma, export)) {
 			export->used = false;
-			cma->used--;
-		} else if (concerned(export, what)) {
-			taken[slot] = true;
-			lost[count++] = *export;
+			cma->used_slots--;
+		} else if (must_revoke(export, context)) {
+			revoked[slot] = true;
+			unfinished[count++] = *export;
 			withdraw(cma, export);
 		}
 	}
@@ -118,13 +119,13 @@ unsigned soft_cma_revoke(struct soft_cma *cma,
 		return 0;
 	/* Read the busy mark only after the new generations are visible (see soft_cma_copy). */
 	soft_total_barrier();
-	wait_for(cma, taken);
+	wait_while_busy(cma, revoked);
 
-	unsigned left = 0;
+	unsigned unfinished_count = 0;
 
 	for (unsigned i = 0; i < count; i++)
-		if (!is_done(cma, &lost[i]))
-			lost[left++] = lost[i];
-	sort(lost, left);
-	return left;
+		if (!is_done(cma, &unfinished[i]))
+			unfinished[unfinished_count++] = unfinished[i];
+	sort(unfinished, unfinished_count);
+	return unfinished_count;
 }

@@ -46,13 +46,13 @@ bool soft_notify_pipe_receive(struct soft_notify_pipe *pipe, int fd)
 {
 	struct stat stat;
 
-	bool right = pipe->in.fd < 0 && !fstat(fd, &stat) && S_ISFIFO(stat.st_mode) &&
-		     (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
+	bool is_read_end = pipe->in.fd < 0 && !fstat(fd, &stat) && S_ISFIFO(stat.st_mode) &&
+			   (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
 
-	if (right)
+	if (is_read_end)
 		pipe->in.fd = reopen(fd);
 	close(fd);
-	return right && pipe->in.fd >= 0 && !soft_watch(&pipe->in, EPOLLIN);
+	return is_read_end && pipe->in.fd >= 0 && !soft_watch(&pipe->in, EPOLLIN);
 }
 
 void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe)
@@ -63,11 +63,11 @@ void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe)
 
 bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe)
 {
-	char rings[DRAIN_SIZE];
+	char discarded[DRAIN_SIZE];
 
 	if (pipe->in.fd < 0)
 		return true;
-	ssize_t n = read(pipe->in.fd, rings, sizeof(rings));
+	ssize_t n = read(pipe->in.fd, discarded, sizeof(discarded));
 
 	return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
 }

@@ -41,7 +41,7 @@ struct soft_shm_peer *soft_shm_peer_create(void)
 
 void soft_shm_peer_release(struct soft_shm_peer *peer)
 {
-	if (--peer->busy || !peer->path.dead)
+	if (--peer->use_count || !peer->path.dead)
 		return;
 	soft_segment_unmap(peer);
 	free(peer);
@@ -71,6 +71,8 @@ static int report_unread(struct soft_shm_peer *peer)
 	return rc;
 }
 
+enum { MAY_BE_RUNNING = false, HAS_EXITED = true };
+
 /* End a peer and its channels. `exited` is true if the peer's process has ended and its unread
  * records have been reported. */
 static void finish(struct soft_shm_peer *peer, int error, bool exited)
@@ -82,34 +84,34 @@ static void finish(struct soft_shm_peer *peer, int error, bool exited)
 	soft_list_remove(&peer->node);
 	soft_wakeup_remove(peer);
 	soft_attach_end(peer);
-	peer->busy++;
+	peer->use_count++;
 	soft_path_finish(&peer->path, error, exited ? 0 : -1);
 	soft_shm_peer_release(peer);
 }
 
 void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 {
-	finish(peer, error, false);
+	finish(peer, error, MAY_BE_RUNNING);
 }
 
 /* Handle the peer's last records before finishing it, in particular the ENDs of its channels. The
  * peer may still be running and may write more, so this reads at most one full ring. */
 void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 {
-	peer->busy++;
+	peer->use_count++;
 	soft_shm_peer_receive(peer, SOFT_RING_SIZE);
-	if (!peer->up)
+	if (!peer->is_attached)
 		soft_shm_peer_finish(peer, ECONNREFUSED);
 	else if (!peer->path.dead && report_unread(peer)) /* the set of unread records is unknown */
-		finish(peer, EPROTO, false);
+		finish(peer, EPROTO, MAY_BE_RUNNING);
 	else
-		finish(peer, ECONNRESET, true);
+		finish(peer, ECONNRESET, HAS_EXITED);
 	soft_shm_peer_release(peer);
 }
 
 bool soft_shm_path_is_self(const struct soft_path *path)
 {
-	return soft_path_is_local(path) && peer_of(path)->self;
+	return soft_path_is_local(path) && peer_of(path)->is_self;
 }
 
 struct soft_cma *soft_shm_path_cma(const struct soft_path *path)
@@ -125,9 +127,9 @@ void soft_cma_probe_path(struct soft_path *path)
 
 /* ---- the path ------------------------------------------------------------------------------ */
 
-static ssize_t room(struct soft_path *path, size_t least)
+static ssize_t room(struct soft_path *path, size_t min_room)
 {
-	ssize_t room = soft_ring_room(&peer_of(path)->out, least);
+	ssize_t room = soft_ring_room(&peer_of(path)->out, min_room);
 
 	return room < MAX_RECORD ? room : MAX_RECORD;
 }
@@ -137,14 +139,14 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 {
 	struct soft_shm_peer *peer = peer_of(path);
 	size_t bytes = ends[0].bytes;
-	uint64_t since = soft_cma_ring_start(bytes);
+	uint64_t start_ns = soft_cma_ring_start(bytes);
 
 	soft_ring_put(&peer->out,
 		      &(struct soft_record){
 			      .kind = kind, .to = to, .from = from, .length = (uint32_t)bytes},
 		      iov, ends[0].iovecs);
 	if (peer->cma && kind == SOFT_RECORD_DATA)
-		soft_cma_ring_wrote(peer->cma, since, bytes);
+		soft_cma_ring_wrote(peer->cma, start_ns, bytes);
 	(void)count; /* room() limits this to one record */
 	return 1;
 }
@@ -169,39 +171,39 @@ bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 	return free >= soft_path_min_room(&peer->path);
 }
 
-/* ---- taking in ----------------------------------------------------------------------------- */
+/* ---- receiving ----------------------------------------------------------------------------- */
 
 /* Returns how many bytes, up to `budget`, may be read from this process's own ring. Handling a
  * record may add new ones, so all reads until the lock is released share the limit of
  * SOFT_STEP_BYTES. */
-static size_t limit_to_turn(struct soft_shm_peer *peer, size_t budget)
+static size_t limit_own_ring_budget(struct soft_shm_peer *peer, size_t budget)
 {
-	if (peer->turn != soft_lock_turn()) {
-		peer->turn = soft_lock_turn();
-		peer->turn_budget = SOFT_STEP_BYTES;
+	if (peer->last_unlock_count != soft_unlock_count()) {
+		peer->last_unlock_count = soft_unlock_count();
+		peer->remaining_budget = SOFT_STEP_BYTES;
 	}
-	return budget < peer->turn_budget ? budget : peer->turn_budget;
+	return budget < peer->remaining_budget ? budget : peer->remaining_budget;
 }
 
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 {
 	soft_assert_locked();
 	struct soft_record record;
-	size_t taken = 0;
+	size_t consumed = 0;
 
-	if (peer->self)
-		budget = limit_to_turn(peer, budget);
-	while (taken < budget && !peer->path.dead && peer->up &&
+	if (peer->is_self)
+		budget = limit_own_ring_budget(peer, budget);
+	while (consumed < budget && !peer->path.dead && peer->is_attached &&
 	       !(soft_ports_down & peer->path.ports)) {
 		int rc = soft_ring_next(&peer->in, &record);
-		uint64_t copied = soft_device.shm->copied;
-		uint64_t since = rc > 0 ? soft_cma_ring_start(record.length) : 0;
+		uint64_t copied = soft_device.shm->cma_copied_bytes;
+		uint64_t start_ns = rc > 0 ? soft_cma_ring_start(record.length) : 0;
 
 		if (rc == 0)
 			break;
 		if (rc > 0)
-			taken += record.length;
-		taken += SOFT_RECORD_HEADER;
+			consumed += record.length;
+		consumed += SOFT_RECORD_HEADER;
 		if (rc < 0 || !soft_path_receive(&peer->path, record.kind, record.to, record.from,
 						 record.payload, record.length)) {
 			soft_shm_peer_finish(peer, EPROTO);
@@ -209,24 +211,25 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 		}
 		if (peer->path.dead)
 			break;
-		if (peer->cma && soft_device.shm->copied == copied)
-			soft_cma_ring_read(peer->cma, since, record.length);
+		if (peer->cma && soft_device.shm->cma_copied_bytes == copied)
+			soft_cma_ring_read(peer->cma, start_ns, record.length);
 		soft_ring_release(&peer->in, &record);
-		taken += (size_t)(soft_device.shm->copied -
-				  copied); /* bytes copied by cross-memory attach */
+		consumed += (size_t)(soft_device.shm->cma_copied_bytes -
+				     copied); /* bytes copied by cross-memory attach */
 	}
-	peer->turn_budget -= taken < peer->turn_budget ? taken : peer->turn_budget;
-	return taken;
+	peer->remaining_budget -=
+		consumed < peer->remaining_budget ? consumed : peer->remaining_budget;
+	return consumed;
 }
 
-/* ---- ourselves ----------------------------------------------------------------------------- */
+/* ---- loopback ------------------------------------------------------------------------------ */
 
 /* Get the peer for connections within this process between the devices with these port bits, and
  * create it on first use. Returns NULL on failure. */
 static struct soft_shm_peer *self_peer(uint32_t ports)
 {
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
-		if (peer->self && peer->path.ports == ports)
+		if (peer->is_self && peer->path.ports == ports)
 			return peer;
 	struct soft_shm_peer *peer = soft_shm_peer_create();
 
@@ -238,8 +241,8 @@ static struct soft_shm_peer *self_peer(uint32_t ports)
 	}
 	peer->path.ports = ports;
 	peer->pid = getpid();
-	peer->up = true;
-	peer->self = true;
+	peer->is_attached = true;
+	peer->is_self = true;
 	return peer;
 }
 
@@ -264,7 +267,7 @@ struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_
 	if (!ip_port)
 		return NULL;
 	if (ip_port == soft_ip_port())
-		return path_of(self_peer(own_port | soft_hca_at(hca_number)->port));
+		return path_of(self_peer(own_port | soft_hca_at(hca_number)->port_bit));
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node) {
 		if (peer->port == ip_port && peer->path.ports == own_port &&
 		    peer->path.peer_hca == hca_number)
@@ -279,9 +282,9 @@ static void flush(struct soft_deferred *deferred)
 {
 	struct soft_shm_peer *peer = soft_container(deferred, struct soft_shm_peer, path.flush);
 
-	if (peer->path.broken) {
-		soft_shm_peer_finish(peer, peer->path.broken);
-	} else if (peer->self) {
+	if (peer->path.pending_error) {
+		soft_shm_peer_finish(peer, peer->path.pending_error);
+	} else if (peer->is_self) {
 		soft_wakeup_visit(peer);
 	} else {
 		bool asleep = soft_ring_flush(&peer->out);
@@ -328,14 +331,14 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 
 static void create(void)
 {
-	struct soft_shm *shm = soft_device.shm = soft_part(sizeof(*shm));
+	struct soft_shm *shm = soft_device.shm = soft_alloc_part(sizeof(*shm));
 
 	soft_list_init(&shm->peers);
 	soft_list_init(&shm->unidentified);
 	soft_list_init(&shm->poll_set);
 	soft_list_init(&shm->cmas);
 	shm->acceptor.watch.fd = -1;
-	shm->slow = 50000;
+	shm->min_slow_copy_ns = 50000;
 }
 
 const struct soft_subsystem soft_shm_subsystem = {

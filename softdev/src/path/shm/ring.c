@@ -21,7 +21,7 @@ enum {
 	SKIP = 0,
 	WARM = 64 * 1024,   /* bytes at the start of the ring that stay in the caches */
 	PAGE = 4096,        /* bytes between checks of the reader's position */
-	PLENTY = 64 * 1024, /* room above which the reader's position is not checked */
+	PLENTY_OF_ROOM = 64 * 1024, /* room above which the reader's position is not checked */
 };
 
 struct header {
@@ -95,11 +95,11 @@ static size_t room(const struct soft_ring *ring)
 	return left < SOFT_MAX_RECORD ? left : SOFT_MAX_RECORD;
 }
 
-ssize_t soft_ring_room(struct soft_ring *ring, size_t least)
+ssize_t soft_ring_room(struct soft_ring *ring, size_t min_room)
 {
 	size_t known = room(ring);
 
-	if ((known < PLENTY || known < least) && !read_head(ring))
+	if ((known < PLENTY_OF_ROOM || known < min_room) && !read_head(ring))
 		return -EPROTO;
 	return (ssize_t)room(ring);
 }
@@ -181,15 +181,15 @@ static void release(struct soft_ring *ring, uint64_t size)
  * 1 on success, 0 if there is no record, or -EPROTO. */
 static int peek(const struct soft_ring *ring, struct soft_record *record)
 {
-	uint64_t there = ring->peer_position - ring->position;
+	uint64_t available = ring->peer_position - ring->position;
 	struct header header;
 
-	if (there == 0)
+	if (available == 0)
 		return 0;
-	if (there < SOFT_RECORD_HEADER)
+	if (available < SOFT_RECORD_HEADER)
 		return -EPROTO;
 	memcpy(&header, ring_address(ring, ring->position), sizeof(header));
-	if (record_size(header.length) > there)
+	if (record_size(header.length) > available)
 		return -EPROTO; /* writers publish only complete records */
 	*record = (struct soft_record){
 		.kind = header.kind,

@@ -72,8 +72,8 @@ void soft_ring_init(struct soft_ring *ring, struct soft_ring_shared *shared, uin
 /* ---- writing ------------------------------------------------------------------------------- */
 
 /* Returns the maximum payload of the next record, or -EPROTO. Checks the reader's current position
- * before it returns less than `least`. */
-ssize_t soft_ring_room(struct soft_ring *ring, size_t least);
+ * before it returns less than `min_room`. */
+ssize_t soft_ring_room(struct soft_ring *ring, size_t min_room);
 /* Write a record, which must fit. The reader may see it immediately. */
 void soft_ring_put(struct soft_ring *ring, const struct soft_record *record,
 		   const struct iovec *payload, int count);

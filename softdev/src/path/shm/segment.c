@@ -42,9 +42,9 @@ static struct soft_ring_shared *positions(const struct soft_shm_peer *peer, int 
 						   ring * POSITIONS_EACH);
 }
 
-static uint8_t *area(const struct soft_shm_peer *peer, int which)
+static uint8_t *area(const struct soft_shm_peer *peer, int index)
 {
-	return (uint8_t *)peer->memory + AREAS + which * SOFT_SHM_AREA;
+	return (uint8_t *)peer->memory + AREAS + index * SOFT_SHM_AREA;
 }
 
 /* Returns whether RLIMIT_FSIZE allows this length. The limit applies to a memfd too, and exceeding
@@ -94,7 +94,7 @@ int soft_segment_check(int fd)
 	return 0;
 }
 
-static int map(struct soft_shm_peer *peer, int fd, int own, int their)
+static int map(struct soft_shm_peer *peer, int fd, int own_ring, int peer_ring)
 {
 	void *front = mmap(NULL, RINGS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	uint8_t *bytes[2] = {NULL, NULL};
@@ -103,11 +103,11 @@ static int map(struct soft_shm_peer *peer, int fd, int own, int their)
 		return errno;
 	madvise(front, RINGS, MADV_DONTFORK);
 	peer->memory = front;
-	for (int which = 0; which < 2; which++) {
-		if (which != own && which != their)
+	for (int index = 0; index < 2; index++) {
+		if (index != own_ring && index != peer_ring)
 			continue;
-		bytes[which] = soft_ring_map(fd, RINGS + (off_t)which * SOFT_RING_SIZE);
-		if (!bytes[which]) {
+		bytes[index] = soft_ring_map(fd, RINGS + (off_t)index * SOFT_RING_SIZE);
+		if (!bytes[index]) {
 			int rc = errno;
 
 			if (bytes[0])
@@ -116,17 +116,18 @@ static int map(struct soft_shm_peer *peer, int fd, int own, int their)
 			return rc;
 		}
 	}
-	soft_ring_init(&peer->out, positions(peer, own), bytes[own]);
-	soft_ring_init(&peer->in, positions(peer, their), bytes[their]);
-	peer->own_area = area(peer, own);
-	peer->peer_area = area(peer, their);
+	soft_ring_init(&peer->out, positions(peer, own_ring), bytes[own_ring]);
+	soft_ring_init(&peer->in, positions(peer, peer_ring), bytes[peer_ring]);
+	peer->own_area = area(peer, own_ring);
+	peer->peer_area = area(peer, peer_ring);
 	soft_cma_attach(peer);
 	return 0;
 }
 
-int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made)
+int soft_segment_map(struct soft_shm_peer *peer, int fd, enum soft_segment_side side)
 {
-	return map(peer, fd, made ? 0 : 1, made ? 1 : 0);
+	/* The creator writes to ring 0. */
+	return side == SOFT_SEGMENT_CREATOR ? map(peer, fd, 0, 1) : map(peer, fd, 1, 0);
 }
 
 int soft_segment_private(struct soft_shm_peer *peer)

@@ -10,11 +10,11 @@
 enum { SOFT_SHM_MAX_PEERS = 4096, SOFT_SHM_AREA = 8192 };
 
 struct soft_shm_peer {
-	struct soft_path path; /* not usable until `up` is set */
+	struct soft_path path; /* not usable until `is_attached` is set */
 	struct soft_node node;
-	bool up; /* whether both sides have mapped the memory */
-	unsigned busy; /* use count; not freed while nonzero */
-	bool self; /* whether the peer is this process */
+	bool is_attached; /* whether both sides have mapped the memory */
+	unsigned use_count; /* not freed while nonzero */
+	bool is_self; /* whether the peer is this process */
 	uint16_t port;
 	pid_t pid; /* 0 if the peer's PID is not visible in this PID namespace */
 
@@ -28,20 +28,20 @@ struct soft_shm_peer {
 	/* segment.c */
 	void *memory; /* mapped segment without its rings */
 	/* Two areas of SOFT_SHM_AREA bytes for data outside the rings, initially zero. Both sides
-	 * can write to both areas, but each side writes only to its own. If `self` is set, both
+	 * can write to both areas, but each side writes only to its own. If `is_self` is set, both
 	 * pointers refer to the same area. NULL until the segment is mapped. */
 	uint8_t *own_area, *peer_area;
 	struct soft_cma *cma; /* NULL if the allocation failed */
 	struct soft_ring in, out;
 
 	/* path.c */
-	unsigned turn; /* value of soft_lock_turn() at the last read, if `self` is set */
-	size_t turn_budget; /* remaining bytes that may be read in `turn` */
+	unsigned last_unlock_count; /* soft_unlock_count() at the last read, if `is_self` is set */
+	size_t remaining_budget; /* bytes that may be read until the next unlock */
 
 	/* wakeup.c */
 	struct soft_node poll_set;
 	unsigned idle_polls; /* consecutive polls without input */
-	bool armed; /* whether a notification may arrive or is still in the pipe */
+	bool may_be_notified; /* whether a notification may arrive or is still in the pipe */
 };
 
 struct soft_shm {
@@ -55,13 +55,13 @@ struct soft_shm {
 
 	/* wakeup.c */
 	struct soft_node poll_set;
-	unsigned polled; /* number of peers in the poll set */
+	unsigned polled_count; /* number of peers in the poll set */
 	bool need_notify;
 
 	/* cma.c */
 	struct soft_node cmas;
-	uint64_t copied; /* total bytes copied by CMA; copies count toward the step budget */
-	uint64_t slow; /* time in ns per MiB up to which no copy counts as slow */
+	uint64_t cma_copied_bytes; /* total bytes; copies count toward the step budget */
+	uint64_t min_slow_copy_ns; /* time in ns per MiB up to which no copy counts as slow */
 };
 
 /* ---- segment.c ------------------------------------------------------------------------------ */
@@ -70,9 +70,10 @@ struct soft_shm {
 int soft_segment_make(void);
 /* Check a segment that another process has created. Returns 0 or EPROTO. */
 int soft_segment_check(int fd);
-/* Map a segment for the peer. `made` means that this process created the segment. The caller may
+enum soft_segment_side { SOFT_SEGMENT_CREATOR, SOFT_SEGMENT_RECEIVER };
+/* Map a segment for the peer. `side` says whether this process created the segment. The caller may
  * close `fd` afterwards. Returns 0 or an errno value. */
-int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made);
+int soft_segment_map(struct soft_shm_peer *peer, int fd, enum soft_segment_side side);
 /* Create and map a segment that this process shares with itself. Returns 0 or an errno value. */
 int soft_segment_private(struct soft_shm_peer *peer);
 void soft_segment_unmap(struct soft_shm_peer *peer);
@@ -82,11 +83,11 @@ void soft_segment_unmap(struct soft_shm_peer *peer);
 /* Create a peer without rings. Returns NULL if memory is short or the limit of SOFT_SHM_MAX_PEERS
  * is reached. */
 struct soft_shm_peer *soft_shm_peer_create(void);
-/* End all channels of the peer, and free the peer unless it is busy. */
+/* End all channels of the peer, and free the peer unless it is in use. */
 void soft_shm_peer_finish(struct soft_shm_peer *peer, int error);
 /* Handle all records that the peer has written, then finish the peer. */
 void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer);
-/* Decrement `busy`, and free a finished peer that is no longer busy. */
+/* Decrement `use_count`, and free a finished peer that is no longer in use. */
 void soft_shm_peer_release(struct soft_shm_peer *peer);
 /* Handle records of up to about `budget` bytes. Returns whether any records were available. */
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget);

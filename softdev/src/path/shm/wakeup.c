@@ -50,7 +50,7 @@ static void add_to_poll_set(struct soft_shm_peer *peer)
 	if (is_polled(peer))
 		return;
 	soft_list_append(&soft_device.shm->poll_set, &peer->poll_set);
-	soft_engine_set_polls(++soft_device.shm->polled);
+	soft_engine_set_has_polled_rings(++soft_device.shm->polled_count);
 }
 
 void soft_wakeup_remove(struct soft_shm_peer *peer)
@@ -59,7 +59,7 @@ void soft_wakeup_remove(struct soft_shm_peer *peer)
 	if (!is_polled(peer))
 		return;
 	soft_list_remove(&peer->poll_set);
-	soft_engine_set_polls(--soft_device.shm->polled);
+	soft_engine_set_has_polled_rings(--soft_device.shm->polled_count);
 }
 
 /* Add the peer to the poll set, and schedule a step if no thread polls. */
@@ -74,11 +74,11 @@ static void poll_again(struct soft_shm_peer *peer)
  * input, because no other process writes to it. */
 static bool arm(struct soft_shm_peer *peer)
 {
-	if (peer->self)
+	if (peer->is_self)
 		return soft_ring_has_input(&peer->in);
 	if (soft_ring_is_armed(&peer->in))
 		return false;
-	peer->armed = true;
+	peer->may_be_notified = true;
 	return soft_ring_arm(&peer->in);
 }
 
@@ -86,7 +86,7 @@ static bool arm(struct soft_shm_peer *peer)
  * otherwise wake another thread. */
 static void ack_notify(struct soft_shm_peer *peer)
 {
-	if (peer->armed && !soft_ring_is_armed(&peer->in))
+	if (peer->may_be_notified && !soft_ring_is_armed(&peer->in))
 		soft_attach_ack_notify(peer);
 }
 
@@ -95,7 +95,7 @@ static void disarm(struct soft_shm_peer *peer)
 {
 	if (!soft_ring_is_armed(&peer->in))
 		return; /* never armed, or the peer has already notified */
-	peer->armed = false;
+	peer->may_be_notified = false;
 	soft_ring_disarm(&peer->in);
 }
 
@@ -108,7 +108,8 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 		poll_again(peer);
 		return;
 	}
-	if (peer->idle_polls > MAX_IDLE_POLLS || soft_device.shm->polled > MAX_POLLED || peer->self)
+	if (peer->idle_polls > MAX_IDLE_POLLS || soft_device.shm->polled_count > MAX_POLLED ||
+	    peer->is_self)
 		soft_wakeup_remove(peer);
 	if (is_polled(peer) && !soft_device.shm->need_notify)
 		disarm(peer);
@@ -128,47 +129,48 @@ static bool is_idle(struct soft_shm_peer *peer)
 
 static bool visit(struct soft_shm_peer *peer, size_t share)
 {
-	peer->busy++;
-	bool any = soft_shm_peer_receive(peer, share);
+	peer->use_count++;
+	bool received = soft_shm_peer_receive(peer, share);
 
-	peer->idle_polls = any ? 0 : peer->idle_polls + 1;
-	if (any && !peer->path.dead) {
+	peer->idle_polls = received ? 0 : peer->idle_polls + 1;
+	if (received && !peer->path.dead) {
 		add_to_poll_set(peer);
 		ack_notify(peer);
 		if (soft_ring_room_requested(&peer->in) && soft_ring_must_notify(&peer->out))
 			soft_notify_pipe_notify(&peer->pipe);
 	}
-	if (!peer->path.dead && (any || !is_idle(peer))) {
+	if (!peer->path.dead && (received || !is_idle(peer))) {
 		soft_path_offer_room(&peer->path);
 		if (!peer->path.dead)
 			soft_wakeup_rearm(peer);
 	}
 	soft_shm_peer_release(peer);
-	return any;
+	return received;
 }
 
 void soft_wakeup_visit(struct soft_shm_peer *peer)
 {
 	soft_assert_locked();
-	visit(peer, soft_step_share());
+	visit(peer, soft_step_byte_budget());
 }
 
 bool soft_shm_poll(void)
 {
 	soft_assert_locked();
-	size_t share = SOFT_STEP_BYTES / (soft_device.shm->polled + 1);
-	bool any = false;
+	size_t share = SOFT_STEP_BYTES / (soft_device.shm->polled_count + 1);
+	bool received = false;
 
-	for (unsigned left = soft_device.shm->polled; left && soft_device.shm->polled; left--) {
+	for (unsigned left = soft_device.shm->polled_count; left && soft_device.shm->polled_count;
+	     left--) {
 		struct soft_shm_peer *peer =
 			soft_list_first(&soft_device.shm->poll_set, struct soft_shm_peer, poll_set);
 
 		/* Rotate the poll set, so that no peer is always served last. */
 		soft_list_remove(&peer->poll_set);
 		soft_list_append(&soft_device.shm->poll_set, &peer->poll_set);
-		any = visit(peer, share) || any;
+		received = visit(peer, share) || received;
 	}
-	return any;
+	return received;
 }
 
 bool soft_shm_has_input(void)
@@ -204,6 +206,6 @@ void soft_shm_resume(void)
 {
 	soft_assert_locked();
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
-		if (peer->up)
+		if (peer->is_attached)
 			poll_again(peer);
 }

@@ -39,7 +39,7 @@ enum {
 	MAX = 3600,
 	CHECKS = 4, /* checks per time limit */
 	PROBES = 5, /* keep-alive probes per half of the time limit */
-	UNANSWERED = 2,
+	MIN_UNANSWERED = 2,
 };
 
 int soft_liveness_configure(void)
@@ -82,7 +82,9 @@ static void set_keepalive(int fd, int on)
 	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
 }
 
-static bool needs_probe(const struct soft_tcp_path *tcp, bool waiting)
+enum { WHILE_IDLE = false, WHILE_WAITING = true };
+
+static bool has_channel_to_probe(const struct soft_tcp_path *tcp, bool waiting)
 {
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
 		if (chan->patience && chan->calls->needs_probe(chan, waiting))
@@ -92,20 +94,20 @@ static bool needs_probe(const struct soft_tcp_path *tcp, bool waiting)
 
 static void check_idle_stream(struct soft_tcp_path *tcp, uint64_t next_check)
 {
-	if (needs_probe(tcp, false))
-		return;
-	bool waits = needs_probe(tcp, true);
+	if (has_channel_to_probe(tcp, WHILE_IDLE))
+		return; /* keep-alive is already on */
+	bool waits = has_channel_to_probe(tcp, WHILE_WAITING);
 
 	set_keepalive(tcp->watch.fd, waits);
 	if (waits)
 		soft_timer_start(&tcp->liveness_timer, next_check);
 }
 
-/* Returns a channel whose patience is at most `quiet` ns, or NULL. */
-static struct soft_chan *find_overdue(const struct soft_tcp_path *tcp, uint64_t quiet)
+/* Returns a channel whose patience is at most `silence_ns` ns, or NULL. */
+static struct soft_chan *find_overdue(const struct soft_tcp_path *tcp, uint64_t silence_ns)
 {
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
-		if (chan->patience && quiet >= chan->patience)
+		if (chan->patience && silence_ns >= chan->patience)
 			return chan;
 	return NULL;
 }
@@ -117,59 +119,60 @@ void soft_liveness_check(struct soft_timer *timer)
 	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, liveness_timer);
 	struct tcp_info info = {0};
 	socklen_t length = sizeof(info);
-	uint64_t now = soft_now(), interval = tcp->liveness_limit / CHECKS, quiet, answered;
+	uint64_t now = soft_now(), interval = tcp->liveness_limit_ns / CHECKS, silence_ns,
+		 since_last_ack_ns;
 	struct soft_chan *chan;
 	int outstanding = 0;
 
 	/* Restart the measurement if this check is so late that this process or its machine must
 	 * have been stopped. */
 	if (now - timer->deadline_ns > interval)
-		tcp->liveness_since = now;
-	quiet = now - tcp->liveness_since;
+		tcp->silence_start_ns = now;
+	silence_ns = now - tcp->silence_start_ns;
 
 	if (ioctl(tcp->watch.fd, SIOCOUTQ, &outstanding) ||
 	    getsockopt(tcp->watch.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
 		return;
 	if (outstanding == 0) {
-		tcp->liveness_probes = 0;
+		tcp->unanswered_probes = 0;
 		check_idle_stream(tcp, now + interval);
 		return;
 	}
-	uint32_t before = tcp->liveness_probes;
+	uint32_t previous_probes = tcp->unanswered_probes;
 
-	tcp->liveness_probes = info.tcpi_probes;
-	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
-	if (answered < quiet)
-		quiet = answered;
+	tcp->unanswered_probes = info.tcpi_probes;
+	since_last_ack_ns = info.tcpi_last_ack_recv * UINT64_C(1000000);
+	if (since_last_ack_ns < silence_ns)
+		silence_ns = since_last_ack_ns;
 	/* While the peer's receive window is closed, the kernel probes it at growing intervals
 	 * (tcp(7)). A single unanswered probe is normal, because a kernel answers at most two
 	 * probes per second (tcp_invalid_ratelimit). Ignore the silence unless two consecutive
-	 * checks have found UNANSWERED or more unanswered probes. */
+	 * checks have found MIN_UNANSWERED or more unanswered probes. */
 	bool probing = info.tcpi_unacked == 0;
 
 	soft_timer_start(timer, now + interval);
-	if (probing && (before < UNANSWERED || info.tcpi_probes < UNANSWERED))
+	if (probing && (previous_probes < MIN_UNANSWERED || info.tcpi_probes < MIN_UNANSWERED))
 		return;
-	tcp->stale |= quiet >= soft_liveness_limit();
-	tcp->busy++;
-	while ((chan = find_overdue(tcp, quiet)))
+	tcp->stale |= silence_ns >= soft_liveness_limit();
+	tcp->use_count++;
+	while ((chan = find_overdue(tcp, silence_ns)))
 		chan->calls->silent(chan);
 	soft_tcp_path_release(tcp);
 }
 
-void soft_liveness_watch(struct soft_path *path)
+void soft_liveness_update(struct soft_path *path)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
-	if (!tcp->watched)
+	if (!tcp->needs_liveness_checks)
 		return;
-	tcp->liveness_limit = 0;
+	tcp->liveness_limit_ns = 0;
 	soft_list_each (struct soft_chan, chan, &path->chans, node)
-		if (!tcp->liveness_limit ||
-		    (chan->patience && chan->patience < tcp->liveness_limit))
-			tcp->liveness_limit = chan->patience;
-	set_keepalive(tcp->watch.fd, needs_probe(tcp, false));
-	if (!tcp->liveness_limit)
+		if (!tcp->liveness_limit_ns ||
+		    (chan->patience && chan->patience < tcp->liveness_limit_ns))
+			tcp->liveness_limit_ns = chan->patience;
+	set_keepalive(tcp->watch.fd, has_channel_to_probe(tcp, WHILE_IDLE));
+	if (!tcp->liveness_limit_ns)
 		soft_timer_stop(&tcp->liveness_timer);
 }
 
@@ -187,9 +190,9 @@ static uint64_t unanswered_ns(int fd)
 
 void soft_liveness_sent(struct soft_tcp_path *tcp)
 {
-	if (!tcp->liveness_limit || tcp->liveness_timer.running)
+	if (!tcp->liveness_limit_ns || tcp->liveness_timer.running)
 		return;
-	tcp->liveness_probes = 0;
-	tcp->liveness_since = soft_now() - unanswered_ns(tcp->watch.fd);
-	soft_timer_start(&tcp->liveness_timer, soft_now() + tcp->liveness_limit / CHECKS);
+	tcp->unanswered_probes = 0;
+	tcp->silence_start_ns = soft_now() - unanswered_ns(tcp->watch.fd);
+	soft_timer_start(&tcp->liveness_timer, soft_now() + tcp->liveness_limit_ns / CHECKS);
 }

@@ -29,6 +29,8 @@
 
 #include "tcp.h"
 
+enum { UNREAD_UNKNOWN = -1 };
+
 enum {
 	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
 	MAX_RECORD = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) -
@@ -51,18 +53,18 @@ struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path)
 		       : NULL;
 }
 
-static bool get_socket_addresses(int fd, struct soft_tcp_addresses *names)
+static bool get_socket_addresses(int fd, struct soft_tcp_addresses *addresses)
 {
 	struct sockaddr_storage own, peer;
 	socklen_t own_length = sizeof(own), peer_length = sizeof(peer);
 
-	memset(names, 0, sizeof(*names));
+	memset(addresses, 0, sizeof(*addresses));
 	if (getsockname(fd, (struct sockaddr *)&own, &own_length) ||
 	    getpeername(fd, (struct sockaddr *)&peer, &peer_length))
 		return false;
-	names->port = ((struct sockaddr_in *)&peer)->sin_port; /* same offset in IPv6 */
-	return soft_gid_from(&names->own, (struct sockaddr *)&own) &&
-	       soft_gid_from(&names->peer, (struct sockaddr *)&peer);
+	addresses->port = ((struct sockaddr_in *)&peer)->sin_port; /* same offset in IPv6 */
+	return soft_gid_from_sockaddr(&addresses->own, (struct sockaddr *)&own) &&
+	       soft_gid_from_sockaddr(&addresses->peer, (struct sockaddr *)&peer);
 }
 
 static size_t gathered(const struct soft_tcp_path *tcp)
@@ -74,32 +76,32 @@ static size_t gathered(const struct soft_tcp_path *tcp)
 
 void soft_tcp_path_release(struct soft_tcp_path *tcp)
 {
-	if (--tcp->busy || tcp->watch.fd >= 0 || !tcp->path.dead)
+	if (--tcp->use_count || tcp->watch.fd >= 0 || !tcp->path.dead)
 		return;
 	free(tcp->output);
 	free(tcp);
 }
 
-/* Returns how many bytes of our output the peer had not read when it closed the stream, or -1 if
- * unknown. The peer has read all acknowledged bytes, because closing a socket with unread input
- * would have reset the connection. */
+/* Returns how many bytes of our output the peer had not read when it closed the stream, or
+ * UNREAD_UNKNOWN. The peer has read all acknowledged bytes, because closing a socket with unread
+ * input would have reset the connection. */
 static int64_t unread_by_peer(const struct soft_tcp_path *tcp)
 {
 	int unconfirmed;
 
 	if (ioctl(tcp->watch.fd, SIOCOUTQ, &unconfirmed) || unconfirmed < 0)
-		return -1;
+		return UNREAD_UNKNOWN;
 	return unconfirmed + (int64_t)gathered(tcp);
 }
 
 static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 {
-	const struct linger at_once = {.l_onoff = 1};
+	const struct linger reset_on_close = {.l_onoff = 1};
 
 	soft_assert_locked();
 	if (tcp->path.dead)
 		return;
-	tcp->busy++;
+	tcp->use_count++;
 	/* Reset the connection if any data is discarded. After a regular close, the peer would
 	 * assume that this side has handled everything. */
 	bool resets = tcp->state == SOFT_TCP_UP
@@ -113,17 +115,18 @@ static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 	soft_list_remove(&tcp->node);
 	soft_path_finish(&tcp->path, error, unread);
 	if (resets)
-		setsockopt(tcp->watch.fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+		setsockopt(tcp->watch.fd, SOL_SOCKET, SO_LINGER, &reset_on_close,
+			   sizeof(reset_on_close));
 	soft_watch_close(&tcp->watch);
 	soft_tcp_path_release(tcp);
 }
 
-static void expired(struct soft_timer *timer)
+static void timed_out(struct soft_timer *timer)
 {
 	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, timer);
 
 	if (tcp->state != SOFT_TCP_UP || soft_list_empty(&tcp->path.chans))
-		finish(tcp, tcp->state == SOFT_TCP_CLOSING ? 0 : ETIMEDOUT, -1);
+		finish(tcp, tcp->state == SOFT_TCP_CLOSING ? 0 : ETIMEDOUT, UNREAD_UNKNOWN);
 }
 
 /* Close an idle stream after sending its last frames and ENDs. The socket stays open until the peer
@@ -135,7 +138,7 @@ static void idle(struct soft_path *path, bool by_peer)
 	if (tcp->state == SOFT_TCP_CLOSING)
 		return;
 	if (by_peer && !gathered(tcp)) {
-		finish(tcp, 0, -1);
+		finish(tcp, 0, UNREAD_UNKNOWN);
 		return;
 	}
 	soft_place_release(&tcp->place);
@@ -160,7 +163,7 @@ static size_t send_with_gathered(struct soft_tcp_path *tcp, struct iovec *iov, i
 		iov[0] = (struct iovec){tcp->output + tcp->output_sent, before};
 	/* Send nothing once the path is broken. If a record was lost for lack of memory, the peer
 	 * would mistake later bytes for the missing ones. */
-	if (!(soft_ports_down & tcp->path.ports) && !tcp->path.broken)
+	if (!(soft_ports_down & tcp->path.ports) && !tcp->path.pending_error)
 		do
 			n = sendmsg(tcp->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		while (n < 0 && errno == EINTR);
@@ -216,11 +219,11 @@ static void send_gathered(struct soft_tcp_path *tcp)
 	}
 }
 
-static ssize_t room(struct soft_path *path, size_t least)
+static ssize_t room(struct soft_path *path, size_t min_room)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
-	(void)least;
+	(void)min_room;
 	if (gathered(tcp) >= MAX_GATHERED)
 		send_gathered(tcp);
 	if (tcp->state < SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= MAX_GATHERED)
@@ -234,8 +237,8 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 	uint8_t headers[SOFT_PATH_RECORDS][RECORD_HEADER];
 	struct iovec all[1 + SOFT_PATH_RECORDS + SOFT_PATH_IOVECS];
-	size_t sent = 0, whole = 0, bytes = 0;
-	int used = 1, taken = 0;
+	size_t sent = 0, accepted = 0, bytes = 0;
+	int used = 1, accepted_count = 0;
 
 	for (int i = 0, at = 0; i < count; bytes = ends[i++].bytes) {
 		soft_put32(headers[i], (uint32_t)kind << 24 | (uint32_t)(ends[i].bytes - bytes));
@@ -247,21 +250,24 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	}
 	if (bytes > MAX_COPIED && !tcp->blocked)
 		sent = send_with_gathered(tcp, all, used, bytes + (size_t)count * RECORD_HEADER);
+	/* Accept every record of which a part was sent, but at least one. */
 	do
-		whole += RECORD_HEADER + ends[taken].bytes - (taken ? ends[taken - 1].bytes : 0);
-	while (++taken < count && whole < sent);
-	whole -= sent; /* rest of the record that was sent in part */
-	for (int i = 1; whole; i++) {
+		accepted += RECORD_HEADER + ends[accepted_count].bytes -
+			    (accepted_count ? ends[accepted_count - 1].bytes : 0);
+	while (++accepted_count < count && accepted < sent);
+	size_t unsent = accepted - sent;
+
+	for (int i = 1; unsent; i++) {
 		size_t skip = sent < all[i].iov_len ? sent : all[i].iov_len;
-		size_t part = all[i].iov_len - skip < whole ? all[i].iov_len - skip : whole;
+		size_t part = all[i].iov_len - skip < unsent ? all[i].iov_len - skip : unsent;
 
 		if (part)
 			append(tcp, (uint8_t *)all[i].iov_base + skip, part);
 		sent -= skip;
-		whole -= part;
+		unsent -= part;
 	}
-	path->position += (size_t)taken * RECORD_HEADER;
-	return taken;
+	path->position += (size_t)accepted_count * RECORD_HEADER;
+	return accepted_count;
 }
 
 static const struct soft_path_calls tcp_calls = {
@@ -272,7 +278,7 @@ static const struct soft_path_calls tcp_calls = {
 	.room = room,
 	.put = put,
 	.idle = idle,
-	.watch = soft_liveness_watch,
+	.patience_changed = soft_liveness_update,
 };
 
 /* Returns whether output may be delayed until the next step. This reduces the number of system
@@ -281,7 +287,7 @@ static bool may_delay(struct soft_tcp_path *tcp)
 {
 	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < MAX_GATHERED &&
 	       !tcp->blocked && !soft_path_has_waiting(&tcp->path) &&
-	       soft_engine_may_delay_output(&tcp->gather_step);
+	       soft_engine_may_delay_output(&tcp->last_step_unlocks);
 }
 
 /* Send gathered output before the lock is released or after the socket has become writable. */
@@ -289,8 +295,8 @@ static void flush(struct soft_deferred *deferred)
 {
 	struct soft_tcp_path *tcp = soft_container(deferred, struct soft_tcp_path, path.flush);
 
-	if (tcp->path.broken) {
-		finish(tcp, tcp->path.broken, -1);
+	if (tcp->path.pending_error) {
+		finish(tcp, tcp->path.pending_error, UNREAD_UNKNOWN);
 		return;
 	}
 	if (tcp->state == SOFT_TCP_CONNECTING)
@@ -298,7 +304,7 @@ static void flush(struct soft_deferred *deferred)
 	if (!tcp->must_flush && may_delay(tcp)) {
 		if (soft_list_empty(&tcp->delayed))
 			soft_list_append(&soft_device.tcp->delayed, &tcp->delayed);
-		soft_engine_set_delayed(true);
+		soft_engine_set_has_delayed_output(true);
 		return;
 	}
 	tcp->must_flush = false;
@@ -311,7 +317,7 @@ static void flush(struct soft_deferred *deferred)
 	int rc = soft_watch(&tcp->watch, EPOLLIN | (waits ? EPOLLOUT : 0u));
 
 	if (rc)
-		finish(tcp, rc, -1);
+		finish(tcp, rc, UNREAD_UNKNOWN);
 }
 
 void soft_tcp_paths_send_delayed(void)
@@ -338,12 +344,12 @@ static void writable(struct soft_tcp_path *tcp)
 	soft_defer(&tcp->path.flush);
 }
 
-/* ---- taking in ----------------------------------------------------------------------------- */
+/* ---- receiving ----------------------------------------------------------------------------- */
 
 /* Choose the buffers for the next read, and store their total size in `length`. The first `direct`
  * bytes of the input go directly to the payload's destination. Returns the number of iovecs. */
-static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, size_t *direct,
-		   size_t *length)
+static int choose_read_buffers(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov,
+			       size_t *direct, size_t *length)
 {
 	struct soft_chan *chan = tcp->path.receiving;
 	size_t tail = SOFT_STAGING_SIZE;
@@ -359,10 +365,10 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 			*direct += iov[i].iov_len;
 	}
 	if (*direct)
-		tcp->bulk = true;
+		tcp->receiving_bulk = true;
 	if (*direct && *direct < tcp->remaining)
 		tail = SOFT_FRAME_HEADER;
-	else if (*direct || (tcp->bulk && !tcp->remaining))
+	else if (*direct || (tcp->receiving_bulk && !tcp->remaining))
 		tail = RECORD_HEADER + SOFT_FRAME_HEADER - tcp->input_length;
 	iov[count++] = (struct iovec){.iov_base = soft_scratch()->input, .iov_len = tail};
 	*length = *direct + tail;
@@ -372,15 +378,15 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 /* Handle the header of a record. */
 static bool receive_header(struct soft_tcp_path *tcp)
 {
-	uint32_t word = soft_take32(tcp->input);
+	uint32_t word = soft_get32(tcp->input);
 
 	tcp->input_length = 0;
 	tcp->kind = (enum soft_record_kind)(word >> 24);
 	tcp->remaining = word & 0xffffff;
-	tcp->to = soft_take32(tcp->input + 4);
-	tcp->from = soft_take32(tcp->input + 8);
+	tcp->to = soft_get32(tcp->input + 4);
+	tcp->from = soft_get32(tcp->input + 8);
 	if (tcp->kind == SOFT_RECORD_DATA) {
-		tcp->bulk &= tcp->remaining >= SOFT_DIRECT_MIN;
+		tcp->receiving_bulk &= tcp->remaining >= SOFT_DIRECT_MIN;
 		return tcp->remaining <= MAX_RECORD &&
 		       soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL,
 					 tcp->remaining);
@@ -414,20 +420,20 @@ static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 {
 	while (length && tcp->state == SOFT_TCP_UP && !tcp->path.dead) {
 		size_t part = tcp->remaining ? tcp->remaining : RECORD_HEADER - tcp->input_length;
-		bool whole = part <= length, good = true;
+		bool whole = part <= length, valid = true;
 
 		if (!whole)
 			part = length;
 		if (tcp->remaining) {
-			good = receive_payload(tcp, data, part);
+			valid = receive_payload(tcp, data, part);
 		} else {
 			memcpy(tcp->input + tcp->input_length, data, part);
 			tcp->input_length += (uint32_t)part;
 			if (whole)
-				good = receive_header(tcp);
+				valid = receive_header(tcp);
 		}
-		if (!good)
-			finish(tcp, EPROTO, -1);
+		if (!valid)
+			finish(tcp, EPROTO, UNREAD_UNKNOWN);
 		data += part;
 		length -= part;
 	}
@@ -435,12 +441,12 @@ static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 
 static void read_input(struct soft_tcp_path *tcp)
 {
-	size_t budget = soft_step_share();
+	size_t budget = soft_step_byte_budget();
 
 	while (budget && tcp->state >= SOFT_TCP_UP && !tcp->path.dead) {
 		struct iovec iov[SOFT_MAX_SGE + 1];
 		size_t direct, length;
-		int count = targets(tcp, budget, iov, &direct, &length);
+		int count = choose_read_buffers(tcp, budget, iov, &direct, &length);
 		ssize_t n = readv(tcp->watch.fd, iov, count);
 
 		if (n < 0 && errno == EINTR)
@@ -450,7 +456,8 @@ static void read_input(struct soft_tcp_path *tcp)
 		if (n <= 0) {
 			/* A process closes a stream only when the stream has no channels left. If
 			 * channels remain, the peer's process has ended. */
-			finish(tcp, n ? errno : ECONNRESET, n ? -1 : unread_by_peer(tcp));
+			finish(tcp, n ? errno : ECONNRESET,
+			       n ? UNREAD_UNKNOWN : unread_by_peer(tcp));
 			break;
 		}
 		budget -= (size_t)n < budget ? (size_t)n : budget;
@@ -471,7 +478,7 @@ static void read_input(struct soft_tcp_path *tcp)
 void soft_tcp_path_input(struct soft_tcp_path *tcp, const void *bytes, size_t length)
 {
 	soft_assert_locked();
-	tcp->busy++;
+	tcp->use_count++;
 	parse(tcp, bytes, length);
 	soft_tcp_path_release(tcp);
 }
@@ -492,14 +499,14 @@ static void handshake_done(struct soft_tcp_path *tcp)
 	tcp->state = SOFT_TCP_UP;
 	/* Equal addresses mean that both ends are on this host. Nothing is lost on such a stream,
 	 * so it needs no liveness checks. */
-	tcp->watched = !soft_set_option(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, 1) &&
-		       get_socket_addresses(tcp->watch.fd, &tcp->socket_addresses) &&
-		       memcmp(&tcp->socket_addresses.own, &tcp->socket_addresses.peer,
-			      sizeof(tcp->socket_addresses.own));
+	tcp->needs_liveness_checks = !soft_set_option(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, 1) &&
+				     get_socket_addresses(tcp->watch.fd, &tcp->socket_addresses) &&
+				     memcmp(&tcp->socket_addresses.own, &tcp->socket_addresses.peer,
+					    sizeof(tcp->socket_addresses.own));
 	tcp->path.peer_hca = soft_gid_hca_number(&tcp->socket_addresses.peer);
 	soft_path_offer_room(&tcp->path);
 	soft_defer(&tcp->path.flush);
-	soft_liveness_watch(&tcp->path);
+	soft_liveness_update(&tcp->path);
 }
 
 static void report_version(uint32_t version)
@@ -523,7 +530,7 @@ static void receive_hello(struct soft_tcp_path *tcp)
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	if (n <= 0) {
-		finish(tcp, n ? errno : ECONNRESET, -1);
+		finish(tcp, n ? errno : ECONNRESET, UNREAD_UNKNOWN);
 		return;
 	}
 	tcp->input_length += (uint32_t)n;
@@ -535,14 +542,14 @@ static void receive_hello(struct soft_tcp_path *tcp)
 
 	if (version && version != SOFT_WIRE_VERSION)
 		report_version(version);
-	if (version && !tcp->connects)
+	if (version && !tcp->is_initiator)
 		send_hello(tcp);
 	if (!valid) {
 		send_gathered(tcp);
-		finish(tcp, EPROTONOSUPPORT, -1);
+		finish(tcp, EPROTONOSUPPORT, UNREAD_UNKNOWN);
 		return;
 	}
-	if (tcp->connects)
+	if (tcp->is_initiator)
 		soft_timer_stop(&tcp->timer);
 	else
 		soft_timer_start(&tcp->timer, soft_now() + INTRODUCED_NS);
@@ -557,7 +564,7 @@ static void connected(struct soft_tcp_path *tcp)
 	if (getsockopt(tcp->watch.fd, SOL_SOCKET, SO_ERROR, &error, &length))
 		error = errno;
 	if (error) {
-		finish(tcp, error, -1);
+		finish(tcp, error, UNREAD_UNKNOWN);
 		return;
 	}
 	tcp->state = SOFT_TCP_HELLO;
@@ -568,7 +575,7 @@ static void ready(struct soft_fd_watch *watch)
 {
 	struct soft_tcp_path *tcp = soft_container(watch, struct soft_tcp_path, watch);
 
-	tcp->busy++;
+	tcp->use_count++;
 	if (tcp->state == SOFT_TCP_CONNECTING) {
 		connected(tcp);
 	} else {
@@ -584,7 +591,7 @@ static void ready(struct soft_fd_watch *watch)
 	soft_tcp_path_release(tcp);
 }
 
-/* ---- where they come from ------------------------------------------------------------------ */
+/* ---- creating paths ------------------------------------------------------------------------ */
 
 /* Returns the port bit of the device to which the socket's local address belongs. */
 static uint32_t port_of(int fd)
@@ -594,8 +601,8 @@ static uint32_t port_of(int fd)
 	union ibv_gid gid;
 
 	(void)!getsockname(fd, (struct sockaddr *)&own, &length);
-	soft_gid_from(&gid, (struct sockaddr *)&own);
-	return soft_gid_port(&gid);
+	soft_gid_from_sockaddr(&gid, (struct sockaddr *)&own);
+	return soft_gid_port_bit(&gid);
 }
 
 static struct soft_tcp_path *create(int fd, enum soft_tcp_state state, uint32_t events)
@@ -611,13 +618,13 @@ static struct soft_tcp_path *create(int fd, enum soft_tcp_state state, uint32_t 
 	tcp->path.ports = port_of(fd);
 	tcp->watch = (struct soft_fd_watch){.fd = fd, .ready = ready, .ports = tcp->path.ports};
 	tcp->state = state;
-	tcp->timer.expired = expired;
+	tcp->timer.expired = timed_out;
 	tcp->liveness_timer.expired = soft_liveness_check;
 	soft_list_init(&tcp->place.node);
 	soft_list_init(&tcp->delayed);
 	soft_list_append(&soft_device.tcp->streams, &tcp->node);
 	if (soft_watch(&tcp->watch, events)) {
-		finish(tcp, ENOMEM, -1);
+		finish(tcp, ENOMEM, UNREAD_UNKNOWN);
 		return NULL;
 	}
 	return tcp;
@@ -634,10 +641,11 @@ void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer)
 	tcp->guessed_until = soft_now();
 	soft_timer_start(&tcp->timer, tcp->guessed_until + FIRST_BYTES_NS);
 	struct soft_place *evicted =
-		soft_places_evicted(&soft_device.tcp->silent, soft_places_limit(MAX_SILENT));
+		soft_places_find_victim(&soft_device.tcp->silent, soft_places_limit(MAX_SILENT));
 
 	if (evicted)
-		finish(soft_container(evicted, struct soft_tcp_path, place), ECONNRESET, -1);
+		finish(soft_container(evicted, struct soft_tcp_path, place), ECONNRESET,
+		       UNREAD_UNKNOWN);
 }
 
 struct soft_tcp_path *soft_tcp_path_adopt(int fd)
@@ -647,31 +655,31 @@ struct soft_tcp_path *soft_tcp_path_adopt(int fd)
 
 	if (!tcp)
 		return NULL;
-	tcp->of_cm = true;
+	tcp->created_by_cm = true;
 	handshake_done(tcp);
 	return tcp;
 }
 
 struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port)
 {
-	struct soft_tcp_addresses names;
+	struct soft_tcp_addresses addresses;
 
-	if (!path_port || !get_socket_addresses(fd, &names))
+	if (!path_port || !get_socket_addresses(fd, &addresses))
 		return NULL;
 	soft_list_each (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node)
 		if (tcp->path_port == path_port && tcp->state == SOFT_TCP_UP && !tcp->stale &&
-		    !memcmp(&tcp->socket_addresses, &names, sizeof(names)))
+		    !memcmp(&tcp->socket_addresses, &addresses, sizeof(addresses)))
 			return tcp;
 	return NULL;
 }
 
 bool soft_tcp_path_is_parallel(const struct soft_tcp_path *tcp, int fd)
 {
-	struct soft_tcp_addresses names;
+	struct soft_tcp_addresses addresses;
 
-	return get_socket_addresses(fd, &names) &&
-	       !memcmp(&tcp->socket_addresses.own, &names.own, sizeof(names.own)) &&
-	       !memcmp(&tcp->socket_addresses.peer, &names.peer, sizeof(names.peer));
+	return get_socket_addresses(fd, &addresses) &&
+	       !memcmp(&tcp->socket_addresses.own, &addresses.own, sizeof(addresses.own)) &&
+	       !memcmp(&tcp->socket_addresses.peer, &addresses.peer, sizeof(addresses.peer));
 }
 
 struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends)
@@ -681,10 +689,10 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends)
 	socklen_t length;
 
 	soft_list_each (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node)
-		if (tcp->connects && tcp->state <= SOFT_TCP_UP && !tcp->stale &&
+		if (tcp->is_initiator && tcp->state <= SOFT_TCP_UP && !tcp->stale &&
 		    !memcmp(&tcp->addresses, ends, sizeof(*ends)))
 			return tcp;
-	length = soft_gid_address(&ends->peer, &ends->own, ends->port, &address);
+	length = soft_gid_to_sockaddr(&ends->peer, &ends->own, ends->port, &address);
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	/* Bind to the queue pair's own address, so that the connection uses the same network. */
@@ -695,7 +703,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends)
 
 	if (!tcp)
 		return NULL;
-	tcp->connects = true;
+	tcp->is_initiator = true;
 	tcp->addresses = *ends;
 	soft_timer_start(&tcp->timer, soft_now() + CONNECTING_NS);
 	return tcp;
@@ -706,7 +714,7 @@ static void stop(void)
 {
 	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node) {
 		send_gathered(tcp);
-		finish(tcp, 0, -1);
+		finish(tcp, 0, UNREAD_UNKNOWN);
 	}
 }
 
@@ -732,16 +740,16 @@ static void forget(void)
 	soft_places_init(&soft_device.tcp->silent);
 }
 
-static void make(void)
+static void create_part(void)
 {
-	soft_device.tcp = soft_part(sizeof(struct soft_tcp));
+	soft_device.tcp = soft_alloc_part(sizeof(struct soft_tcp));
 	soft_list_init(&soft_device.tcp->streams);
 	soft_list_init(&soft_device.tcp->delayed);
 	soft_places_init(&soft_device.tcp->silent);
 }
 
 const struct soft_subsystem soft_tcp_subsystem = {
-	.create = make,
+	.create = create_part,
 	.start = soft_liveness_configure,
 	.stop = stop,
 	.forked = forget,

@@ -22,9 +22,9 @@ struct soft_tcp_path {
 	struct soft_node node;
 	struct soft_fd_watch watch;
 	enum soft_tcp_state state;
-	unsigned busy; /* use count; not freed while nonzero */
-	bool connects; /* whether this side chose the peer and opened the connection */
-	bool of_cm; /* whether the connection manager created the stream */
+	unsigned use_count; /* not freed while nonzero */
+	bool is_initiator; /* whether this side chose the peer and opened the connection */
+	bool created_by_cm; /* whether the connection manager created the stream */
 	uint16_t path_port; /* peer's port if this side opens channels on a CM stream, else 0 */
 	struct soft_tcp_addresses addresses;
 	struct soft_tcp_addresses socket_addresses; /* the socket's addresses */
@@ -38,7 +38,7 @@ struct soft_tcp_path {
 	uint32_t input_length;
 	enum soft_record_kind kind; /* kind of the record being received */
 	uint32_t remaining, to, from;
-	bool bulk; /* whether long payloads are arriving */
+	bool receiving_bulk; /* whether long payloads are arriving */
 
 	uint64_t guessed_until; /* limits wrong queue pair numbers (link/handshake.c) */
 
@@ -48,15 +48,15 @@ struct soft_tcp_path {
 	bool blocked; /* whether the socket's send buffer is full */
 	struct soft_node delayed; /* list entry while output waits for the next step */
 	bool must_flush; /* whether delayed output must be sent now */
-	unsigned gather_step; /* see soft_engine_may_delay_output */
+	unsigned last_step_unlocks; /* see soft_engine_may_delay_output */
 
 	/* liveness.c */
-	bool watched; /* whether the peer can disappear without closing the stream */
+	bool needs_liveness_checks; /* whether the peer can disappear without closing the stream */
 	bool stale; /* silent for too long to be used for new channels */
 	struct soft_timer liveness_timer;
-	uint64_t liveness_limit; /* lowest `patience` of its channels in ns; 0 if none */
-	uint64_t liveness_since; /* time from which silence counts */
-	uint32_t liveness_probes; /* number of unanswered kernel probes at the last check */
+	uint64_t liveness_limit_ns; /* lowest `patience` of its channels in ns; 0 if none */
+	uint64_t silence_start_ns; /* time from which silence counts */
+	uint32_t unanswered_probes; /* number of unanswered kernel probes at the last check */
 };
 
 struct soft_tcp {
@@ -77,7 +77,7 @@ void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer);
 /* Create a path over a socket that the connection manager has connected, taking ownership of `fd`.
  * Returns NULL, with `fd` closed, if there is not enough memory. */
 struct soft_tcp_path *soft_tcp_path_adopt(int fd);
-/* Decrement `busy`, and free a finished path that is no longer busy. */
+/* Decrement `use_count`, and free a finished path that is no longer in use. */
 void soft_tcp_path_release(struct soft_tcp_path *tcp);
 /* Find a path that was created from a CM stream to port `path_port` and connects the same addresses
  * as the socket. Returns NULL if none exists. */
@@ -93,7 +93,7 @@ void soft_tcp_paths_send_delayed(void);
 int soft_liveness_configure(void); /* implements soft_subsystem.start */
 /* Returns the default time in ns for which the peer of a path may be silent. */
 uint64_t soft_liveness_limit(void);
-void soft_liveness_watch(struct soft_path *path); /* implements soft_path_calls.watch */
+void soft_liveness_update(struct soft_path *path); /* implements soft_path_calls.patience_changed */
 /* Start the liveness timer after the stream has sent data. */
 void soft_liveness_sent(struct soft_tcp_path *tcp);
 void soft_liveness_check(struct soft_timer *timer);
