@@ -68,11 +68,11 @@ Parsing a peer's header blocks the event loop.
 """
 _MAX_TOKEN = 4096
 """The maximum size of an encoded layout in a token. A layout has at most 64 dimensions."""
-_MOST_RUNS = 1024
+_MAX_RUNS = 1024
 """The maximum number of contiguous runs that one batch reads or writes."""
-_GAP = 4096
+_MAX_GAP = 4096
 """The largest gap, in bytes, that is faster to read than to skip with a separate operation."""
-_MOST_WITH_GAPS = _MOST_RUNS * _GAP
+_MAX_READ_WITH_GAPS = _MAX_RUNS * _MAX_GAP
 """The maximum number of bytes, gaps included, of one read."""
 
 
@@ -124,20 +124,20 @@ class _Layout(NamedTuple):
     def part(self, key: Any) -> _Layout:
         """Return the layout of `array[key]`, or raise IndexError for an invalid index."""
         keys = list(key) if isinstance(key, tuple) else [key]
-        dots = [at for at, index in enumerate(keys) if index is ...]
-        missing = len(self.shape) - len(keys) + len(dots)
-        if missing < 0 or len(dots) > 1:
+        ellipses = [ellipsis_index for ellipsis_index, index in enumerate(keys) if index is ...]
+        missing = len(self.shape) - len(keys) + len(ellipses)
+        if missing < 0 or len(ellipses) > 1:
             raise IndexError(f"too many indices: the array is {len(self.shape)}-dimensional")
-        at = dots[0] if dots else len(keys)
-        keys[at : at + 1] = [slice(None)] * missing
+        ellipsis_index = ellipses[0] if ellipses else len(keys)
+        keys[ellipsis_index : ellipsis_index + 1] = [slice(None)] * missing
         shape, strides, origin = [], [], self.origin
         for index, count, step in zip(keys, self.shape, self.strides, strict=True):
             try:
                 if isinstance(index, slice):
-                    places = range(count)[index]
-                    origin += places.start * step if places else 0
-                    shape.append(len(places))
-                    strides.append(places.step * step if len(places) > 1 else step)
+                    indices = range(count)[index]
+                    origin += indices.start * step if indices else 0
+                    shape.append(len(indices))
+                    strides.append(indices.step * step if len(indices) > 1 else step)
                 elif isinstance(index, bool):
                     raise TypeError
                 else:
@@ -193,7 +193,7 @@ def _is_tensor(array: object) -> bool:
     return hasattr(array, "untyped_storage")
 
 
-def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _Layout]:
+def _describe(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _Layout]:
     """Return a view of an array's memory, and the array's layout.
 
     The view is a numpy array of unsigned integers, because numpy does not support the buffer
@@ -270,20 +270,20 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
         raise ValueError(f"array names and metadata must be valid Unicode: {error}") from None
     if "__metadata__" in arrays:
         raise ValueError("the array name '__metadata__' is reserved; choose another name")
-    found = [(name, *_described(f"array {name!r}", array)) for name, array in arrays.items()]
+    described = [(name, *_describe(f"array {name!r}", array)) for name, array in arrays.items()]
     # Put large elements first, so that every array is aligned for its element type.
-    found.sort(key=lambda it: -_TYPES[it[2].code][0])
-    ends = accumulate(layout.nbytes for _, _, layout in found)
+    described.sort(key=lambda it: -_TYPES[it[2].code][0])
+    ends = accumulate(layout.nbytes for _, _, layout in described)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    for (name, _, layout), end in zip(found, ends, strict=True):
+    for (name, _, layout), end in zip(described, ends, strict=True):
         offsets = [end - layout.nbytes, end]
         header[name] = {"dtype": layout.code, "shape": layout.shape, "data_offsets": offsets}
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + _PREFIX) % _ALIGNMENT)
     if len(text) > _MAX_HEADER:
-        what = f"the header of {len(found)} arrays and their metadata has {len(text)} bytes"
+        what = f"the header of {len(described)} arrays and their metadata has {len(text)} bytes"
         raise ValueError(f"{what} (maximum {_MAX_HEADER}); send several messages instead")
-    buffers = [_contiguous(array) for _, array, layout in found if layout.nbytes]
+    buffers = [_contiguous(array) for _, array, layout in described if layout.nbytes]
     return [len(text).to_bytes(_PREFIX, "little") + text, *buffers]
 
 
@@ -291,18 +291,18 @@ def _bytes_of(memory: Any) -> memoryview:
     return memory.data if isinstance(memory, Message) else bytes_of(memory)
 
 
-def _no_file(what: str) -> ValueError:
+def _format_error(what: str) -> ValueError:
     return ValueError(f"invalid safetensors data: {what}")
 
 
-def _numbers(value: object) -> tuple[int, ...]:
+def _parse_integers(value: object) -> tuple[int, ...]:
     """Return a JSON list of integers as a tuple, or raise TypeError for any other value."""
     if type(value) is not list or not all(type(it) is int for it in value):
         raise TypeError
     return tuple(value)
 
 
-def _check_numbers(layout: _Layout, *more: int) -> None:
+def _check_layout_limits(layout: _Layout, *more: int) -> None:
     """Raise ValueError or TypeError if a peer's layout exceeds the limits of numpy or torch."""
     code, shape, strides, origin = layout
     numbers = (*shape, *strides, origin, *more)
@@ -318,7 +318,7 @@ def _header_size(prefix: bytes, size: int) -> int:
     length = int.from_bytes(prefix, "little")
     if length > min(_MAX_HEADER, size - _PREFIX):
         what = f"{size} bytes cannot contain a header of {length} bytes (maximum {_MAX_HEADER})"
-        raise _no_file(what)
+        raise _format_error(what)
     return length
 
 
@@ -327,30 +327,32 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
     try:
         header: Any = parse_json(text) if text.startswith(b"{") else None
     except ValueError as error:
-        raise _no_file(f"the header is not valid JSON ({error})") from None
+        raise _format_error(f"the header is not valid JSON ({error})") from None
     metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise _no_file("the header is not an object, or a metadata value is not a string")
+        raise _format_error("the header is not an object, or a metadata value is not a string")
     data = _PREFIX + len(text)
     entries: dict[str, _Layout] = {}
     for name, entry in header.items():
         try:
-            code, shape = entry["dtype"], _numbers(entry["shape"])
-            start, end = _numbers(entry["data_offsets"])
-            _check_numbers(_Layout(code, shape, (), start), end)
+            code, shape = entry["dtype"], _parse_integers(entry["shape"])
+            start, end = _parse_integers(entry["data_offsets"])
+            _check_layout_limits(_Layout(code, shape, (), start), end)
             entries[name] = _Layout.in_c_order(code, shape, data + start)
             if end - start != entries[name].nbytes:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             what = f"invalid header entry {reprlib.repr(name)}: {reprlib.repr(entry)}"
-            raise _no_file(f"{what}; supported types are {', '.join(_TYPES)}") from None
-    place = data
+            raise _format_error(f"{what}; supported types are {', '.join(_TYPES)}") from None
+    position = data
     for start, length in sorted((entry.origin, entry.nbytes) for entry in entries.values()):
-        if start != place:
-            raise _no_file(f"there is a gap or an overlap between bytes {place} and {start}")
-        place += length
-    if place != size:
-        raise _no_file(f"the arrays need {place} bytes, but the data has {size} bytes")
+        if start != position:
+            raise _format_error(
+                f"there is a gap or an overlap between bytes {position} and {start}"
+            )
+        position += length
+    if position != size:
+        raise _format_error(f"the arrays need {position} bytes, but the data has {size} bytes")
     return entries, metadata
 
 
@@ -481,7 +483,7 @@ def share(
         ValueError: If array elements overlap in memory, as after `numpy.broadcast_to`.
     """
     _check_connection(conn)
-    found, layout = _described("the array", array, in_place=True)
+    found, layout = _describe("the array", array, in_place=True)
     memory, origin = _memory(found, layout) if layout.nbytes else (bytearray(1), 0)
     with conn.register(memory) as region:  # the share keeps the region registered
         shared = conn.share(region, access=access, lease=lease)
@@ -504,8 +506,10 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
     try:
         description: Any = parse_json(data[TOKEN_SIZE:][:_MAX_TOKEN])
         code, shape, strides, origin = description
-        layout = _Layout(code, _numbers(shape), _numbers(strides), *_numbers([origin]))
-        _check_numbers(layout)
+        layout = _Layout(
+            code, _parse_integers(shape), _parse_integers(strides), *_parse_integers([origin])
+        )
+        _check_layout_limits(layout)
         low, high = layout.span()
         if low < 0 or high > len(region) or high - low < layout.nbytes:
             raise ValueError
@@ -536,20 +540,20 @@ async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy"
     return Arrays(remote, metadata)
 
 
-def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layout, Any]]:
+def _split_layout(layout: _Layout, array: Any, max_bytes: int) -> Iterator[tuple[_Layout, Any]]:
     """Split a layout and the local `array` of the same shape into parts to transfer one by one.
 
-    Each part either consists of at most _MOST_RUNS contiguous runs of bytes, or spans at most
-    `most_bytes`, including the gaps between its runs. This limits memory use and the time for which
+    Each part either consists of at most _MAX_RUNS contiguous runs of bytes, or spans at most
+    `max_bytes`, including the gaps between its runs. This limits memory use and the time for which
     a transfer blocks the event loop.
     """
     low, high = layout.span()
     half = layout.shape[0] // 2 if layout.shape else 0
-    if layout.nbytes <= _MOST_RUNS * layout.runs()[0] or high - low <= most_bytes:
+    if layout.nbytes <= _MAX_RUNS * layout.runs()[0] or high - low <= max_bytes:
         yield layout, array
     else:
         for key in (slice(half), slice(half, None)) if half else (0,):
-            yield from _parts(layout.part(key), array[key], most_bytes)
+            yield from _split_layout(layout.part(key), array[key], max_bytes)
 
 
 class RemoteArray:
@@ -603,7 +607,7 @@ class RemoteArray:
         """Return a part of the array as a RemoteArray, or raise IndexError for an invalid index."""
         return RemoteArray(self._conn, self.region, self._layout.part(key), self._kind)
 
-    def _elsewhere(self, *_: object, **__: object) -> NoReturn:
+    def _raise_not_local(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
             f"{self!r} is in the peer's memory; await it, or a part of it, to get a local array, "
             f"and use write() to change it"
@@ -631,11 +635,13 @@ class RemoteArray:
             TypeError: If `target` is not an array.
             ValueError: If `target` has a different element type or shape.
         """
-        found = _empty(self._layout.code, self.shape, self._kind) if target is None else target
-        memory = self._memory_of("target", found, in_place=True)
-        for part, here in _parts(self._layout, memory, _MOST_WITH_GAPS) if self.size else ():
-            await self._move(part, here, reading=True)
-        return found
+        result = _empty(self._layout.code, self.shape, self._kind) if target is None else target
+        memory = self._memory_of("target", result, in_place=True)
+        for part, local_part in (
+            _split_layout(self._layout, memory, _MAX_READ_WITH_GAPS) if self.size else ()
+        ):
+            await self._transfer(part, local_part, reading=True)
+        return result
 
     async def write(self, values: Any) -> None:
         """Write an array, a list or a number to the peer's memory.
@@ -657,17 +663,18 @@ class RemoteArray:
             with suppress(ValueError):  # `_memory_of` rejects values that cannot be broadcast
                 values = np.broadcast_to(values, self.shape)
         memory = self._memory_of("values", values)
-        for part, here in _parts(self._layout, memory, 0) if self.size else ():
-            await self._move(part, _contiguous(here), reading=False)
+        for part, local_part in _split_layout(self._layout, memory, 0) if self.size else ():
+            await self._transfer(part, _contiguous(local_part), reading=False)
 
     def _memory_of(self, what: str, array: Any, *, in_place: bool = False) -> Any:
-        memory, layout = _described(what, array, in_place=in_place)
+        memory, layout = _describe(what, array, in_place=in_place)
+        # Compare only the element type and the shape, because the strides may differ.
         if layout[:2] != self._layout[:2]:
             here, there = (f"{_TYPES[it.code][1]} {it.shape}" for it in (layout, self._layout))
             raise ValueError(f"invalid {what}: got {here}, expected {there}")
         return memory
 
-    async def _move(self, part: _Layout, array: Any, *, reading: bool) -> None:
+    async def _transfer(self, part: _Layout, array: Any, *, reading: bool) -> None:
         """Read a part into `array`, or write `array` to the part. `array` must be in C order."""
         low, high = part.span()
         length, outer = part.runs()
@@ -676,11 +683,13 @@ class RemoteArray:
             await self._conn.read(self.region[low:high], array)
         elif runs == 1:
             await self._conn.write(array, self.region[low:high])
-        elif reading and high - low <= runs * _GAP:
-            gaps = np.empty(high - low, np.uint8)
-            await self._conn.read(self.region[low:high], gaps)
+        elif reading and high - low <= runs * _MAX_GAP:
+            bytes_with_gaps = np.empty(high - low, np.uint8)
+            await self._conn.read(self.region[low:high], bytes_with_gaps)
             dtype = f"u{_TYPES[part.code][0]}"
-            elements = np.ndarray(part.shape, dtype, gaps, part.origin - low, part.strides)
+            elements = np.ndarray(
+                part.shape, dtype, bytes_with_gaps, part.origin - low, part.strides
+            )
             np.frombuffer(bytes_of(array), dtype).reshape(part.shape)[...] = elements
         else:
             steps = product(*([at * step for at in range(count)] for count, step in outer))
@@ -704,4 +713,4 @@ for _name in (
     *_OF_NUMBERS.split(),
     *(prefix + name for prefix in ("", "r", "i") for name in _OF_TWO.split()),
 ):
-    setattr(RemoteArray, f"__{_name}__", RemoteArray._elsewhere)
+    setattr(RemoteArray, f"__{_name}__", RemoteArray._raise_not_local)

@@ -104,8 +104,8 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
             peer = self.id.peer_address
             text = f"{host_port(peer) if peer else 'the peer'} disconnected"
             name = f"RDMA_CM_EVENT_{event.type.name}"
-            told = ConnectionManagerError(text, event=name, status=event.status)
-            self._end(event.error() or told)
+            disconnect_error = ConnectionManagerError(text, event=name, status=event.status)
+            self._end(event.error() or disconnect_error)
         elif event.type not in _IGNORED:
             self._connected |= event.type is cm.EventType.ESTABLISHED
             super()._on_event(event)
@@ -169,7 +169,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         immediately. This method raises the same exceptions as :meth:`cm.ConnectionId.create_qp`.
         """
         self.queue = AsyncQueuePair(self.pd, capabilities, id=self.id, **options)
-        self.queue._of_id = self  # the program may keep only the queue pair
+        self.queue._owner_id = self  # the program may keep only the queue pair
         return self.queue
 
     async def connect(

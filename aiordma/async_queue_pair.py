@@ -46,11 +46,11 @@ from ._core.arguments import instance, integer
 from ._core.async_only import AsyncContext, AsyncIteration
 from ._event_loop import shutdown
 from ._event_loop.affinity import LoopAffinity
-from ._event_loop.driver import ENDING, ContextEvents, Watch, concerns
+from ._event_loop.driver import QP_ENDING_EVENTS, ContextEvents, Watch, affects
 from ._event_loop.futures import settle
 from .errors import BufferStateError, BusyError, QueueFullError, RDMAError, work_completion_error
 from .verbs._device.context import event_error
-from .verbs._qp.post_failures import LONGEST
+from .verbs._qp.post_failures import MAX_MESSAGE_LENGTH
 from .verbs._qp.work_request import wrong_requests
 
 Completed: TypeAlias = asyncio.Future[verbs.WorkCompletion]
@@ -59,14 +59,14 @@ P = ParamSpec("P")
 
 # The maximum number of completions to process per loop iteration. The limit lets other tasks run.
 # The value is an educated guess.
-_TAKEN = 16
+_MAX_COMPLETIONS = 16
 
 # The minimum size of the completion queue, unless the device supports fewer entries. With 32
 # entries, rdma_rxe has been seen to report completions that do not belong to any request. The cause
 # is unknown.
-_ENTRIES = 256
+_MIN_CQ_ENTRIES = 256
 _SIGNALED = int(verbs.SendFlags.SIGNALED)
-_OF_A_WRITE = verbs.WCOpcode.RECV_RDMA_WITH_IMM
+_RECV_OF_WRITE = verbs.WCOpcode.RECV_RDMA_WITH_IMM
 _FLUSHED = verbs.WCStatus.WR_FLUSH_ERR
 
 
@@ -79,13 +79,13 @@ def _awaitable(
     """
 
     @functools.wraps(operation)
-    async def alone(
+    async def submit_one(
         self: AsyncQueuePair, /, *arguments: P.args, **keywords: P.kwargs
     ) -> verbs.WorkCompletion | None:
-        completions = await self.submit(_collected(operation, *arguments, **keywords))
+        completions = await self.submit(_collect_requests(operation, *arguments, **keywords))
         return completions[0] if completions else None
 
-    return alone
+    return submit_one
 
 
 def _posted(
@@ -94,13 +94,13 @@ def _posted(
     """Convert a SendBatch method to one that posts a single request and returns its future."""
 
     @functools.wraps(operation)
-    def alone(self: AsyncQueuePair, /, *arguments: P.args, **keywords: P.kwargs) -> Completed:
-        return self.submit_nowait(_collected(operation, *arguments, **keywords))[0]
+    def post_one(self: AsyncQueuePair, /, *arguments: P.args, **keywords: P.kwargs) -> Completed:
+        return self.submit_nowait(_collect_requests(operation, *arguments, **keywords))[0]
 
-    return alone
+    return post_one
 
 
-def _collected(
+def _collect_requests(
     operation: Callable[Concatenate[verbs.SendBatch, P], None],
     *arguments: P.args,
     **keywords: P.kwargs,
@@ -144,7 +144,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._channel = pd.context.create_comp_channel()
         try:
             entries = capabilities.max_send_wr + capabilities.max_recv_wr
-            least = min(_ENTRIES, pd.context.query_device().max_cqe)
+            least = min(_MIN_CQ_ENTRIES, pd.context.query_device().max_cqe)
             self._cq = pd.context.create_cq(max(least, entries), self._channel)
             self.qp: verbs.QueuePair
             if id is None:
@@ -156,7 +156,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         except BaseException:
             self._channel.close()
             raise
-        self._of_id: object = None
+        self._owner_id: object = None
         self._loop = loop
         self._numbers = itertools.count()
         self._sends: dict[int, tuple[Completed, int]] = {}  # request number -> (future, wr_id)
@@ -220,8 +220,8 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
                 f"too many requests: {len(requests)} (the send queue of {self.qp!r} has {size} "
                 "slots)"
             )
-        every = self.qp.sq_sig_all
-        asked = [every or bool(request.send_flags & _SIGNALED) for request in requests]
+        all_signaled = self.qp.sq_sig_all
+        signaled = [all_signaled or bool(request.send_flags & _SIGNALED) for request in requests]
         if self._has_room(requests):
             posted = self._post(requests)
         else:
@@ -238,7 +238,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         # Requests complete in order, so await their futures in this order. Do not store a future in
         # a local variable. The traceback of its error refers to this frame, so the variable would
         # create a reference cycle.
-        posted = list(itertools.compress(posted, asked))[::-1]
+        posted = list(itertools.compress(posted, signaled))[::-1]
         completions = []
         while posted:
             completions.append(await posted.pop())
@@ -280,11 +280,11 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
     def _check_list(self, requests: object) -> None:
         self._check()
-        known = isinstance(requests, list | tuple) and all(
+        is_valid = isinstance(requests, list | tuple) and all(
             isinstance(request, verbs.SendWorkRequest) for request in requests
         )
-        if not known and (wrong := wrong_requests(requests)):
-            raise TypeError(f"{self.qp!r}: {wrong}")
+        if not is_valid and (problem := wrong_requests(requests)):
+            raise TypeError(f"{self.qp!r}: {problem}")
 
     def _post(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
         wr_ids = [integer("wr_id", request.wr_id) for request in requests]
@@ -340,8 +340,8 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             return
         if self._channel.get_event() is not None:  # at most one, because the queue was armed once
             self._cq.req_notify()
-        found = self._cq.poll(_TAKEN)
-        if len(found) == _TAKEN:
+        found = self._cq.poll(_MAX_COMPLETIONS)
+        if len(found) == _MAX_COMPLETIONS:
             self._loop.call_soon(self._on_completions)
         failed = self.qp.first_failure is not None
         if failed and self._cause is None and any(wc.status is _FLUSHED for wc in found):
@@ -373,7 +373,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
     def _on_event(self, event: verbs.AsyncEvent) -> None:
         """Fail all waiters when the device reports a fatal event for this queue pair."""
-        if event.type in ENDING and concerns(event, self.qp):
+        if event.type in QP_ENDING_EVENTS and affects(event, self.qp):
             self.fail(event_error(event, self.qp.context))
 
     def fail(self, cause: Exception) -> None:
@@ -389,7 +389,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         if self._cause is not None or self._channel.closed:
             return
         with suppress(OSError):  # the completion queue has failed
-            while found := self._cq.poll(_TAKEN):
+            while found := self._cq.poll(_MAX_COMPLETIONS):
                 self._deliver_executed(found)
         first = self.qp.first_failure
         flushed = first is None or first.status is _FLUSHED
@@ -448,7 +448,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         for ring in self._rings:
             ring._region.close()
         self._rings.clear()  # break the reference cycles with the rings and the ID
-        self._of_id = None
+        self._owner_id = None
 
     def _end_without_loop(self) -> None:
         if not self._channel.closed:
@@ -470,10 +470,10 @@ class ReceiveRing(AsyncIteration):
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
         count, size = integer("count", count, None), integer("size", size, None)
-        if count < 1 or not 1 <= size <= LONGEST:
+        if count < 1 or not 1 <= size <= MAX_MESSAGE_LENGTH:
             raise ValueError(
                 f"cannot post {count} receives of {size} bytes: count must be at least 1, and size "
-                f"must be from 1 to {LONGEST}"
+                f"must be from 1 to {MAX_MESSAGE_LENGTH}"
             )
         queue._check()
         limit = queue.qp.capabilities.max_recv_wr
@@ -490,17 +490,17 @@ class ReceiveRing(AsyncIteration):
         self._memory = self._region.buf
         queue._rings.append(self)
         self._posted: deque[tuple[Completed, int]] = deque()  # posted receives with their slots
-        self._taken: deque[int] = deque(range(count))  # slots to post
+        self._free_slots: deque[int] = deque(range(count))  # slots to post
         self._is_waited_for = False
         self._post()
 
     def _post(self) -> None:
         """Post all free slots, including those that did not fit into the receive queue earlier."""
         region = self._region
-        while self._taken:
-            address = region.addr + self._taken[0] * self._size
+        while self._free_slots:
+            address = region.addr + self._free_slots[0] * self._size
             piece = verbs.ScatterGatherElement(address, self._size, region.lkey)
-            self._posted.append((self._queue.recv_nowait((piece,)), self._taken.popleft()))
+            self._posted.append((self._queue.recv_nowait((piece,)), self._free_slots.popleft()))
 
     async def get(self) -> tuple[verbs.WorkCompletion, memoryview]:
         """Wait for the next message, and return its completion and its data.
@@ -527,7 +527,7 @@ class ReceiveRing(AsyncIteration):
                 raise
             # Ignore the error, because this call can still wait for the receives already posted.
             # The next call posts the free slots again.
-        posted, place = self._posted[0]
+        posted, slot = self._posted[0]
         if not posted.done():
             self._is_waited_for = True
             try:
@@ -535,13 +535,13 @@ class ReceiveRing(AsyncIteration):
             finally:
                 self._is_waited_for = False
         if (error := posted.exception()) is not None:
-            raise _again(error)
+            raise _copy_error(error)
         completion = posted.result()
-        self._taken.append(place)
+        self._free_slots.append(slot)
         self._posted.popleft()
-        start = place * self._size
-        here = 0 if completion.opcode is _OF_A_WRITE else completion.byte_len
-        return completion, self._memory[start : start + here]
+        start = slot * self._size
+        length = 0 if completion.opcode is _RECV_OF_WRITE else completion.byte_len
+        return completion, self._memory[start : start + length]
 
     async def __aiter__(self) -> AsyncIterator[tuple[verbs.WorkCompletion, memoryview]]:
         """Yield the completion and data of each message, like :meth:`get`."""
@@ -573,7 +573,7 @@ class AsyncBatch(AsyncContext, verbs.SendBatch):
             self.completions = await self._queue.submit(self._collected)
 
 
-def _again(error: BaseException) -> BaseException:
+def _copy_error(error: BaseException) -> BaseException:
     """Return a copy of a future's error. Raising the original would add frames to its traceback."""
     again = copy.copy(error)
     again.__cause__ = error.__cause__

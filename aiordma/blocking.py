@@ -83,7 +83,7 @@ async def _result_of(function: Callable[[], Any]) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _logged(function: Callable[[], Any], failure: str) -> None:
+async def _log_failure(function: Callable[[], Any], failure: str) -> None:
     """Call a function and log its exception, because nothing waits for the result."""
     try:
         await _result_of(function)
@@ -123,11 +123,11 @@ class _Call:
             async with limit:
                 result = await _result_of(self._function)
         except BaseException as error:  # including SystemExit, which is raised in the caller
-            self.end(None, self._explained(error, limit))
+            self.end(None, self._caller_error(error, limit))
         else:
             self.end(result, None)
 
-    def _explained(self, error: BaseException, limit: asyncio.Timeout) -> BaseException:
+    def _caller_error(self, error: BaseException, limit: asyncio.Timeout) -> BaseException:
         outcome: BaseException
         if isinstance(error, TimeoutError) and limit.expired():
             outcome = TimeoutError(f"the call timed out after {self._seconds:g} seconds")
@@ -153,7 +153,9 @@ class _Call:
         self._task.cancel()
         await asyncio.wait([self._task])
         if self.error is None and undo is not None:
-            await _logged(partial(undo, self.result), "the result of an interrupted call was lost")
+            await _log_failure(
+                partial(undo, self.result), "the result of an interrupted call was lost"
+            )
         self.error = None
 
 
@@ -222,8 +224,8 @@ class _LoopThread:
             withdrawal.begin()
             withdrawal.done.get()
             raise
-        if isinstance(call.error, LATE) and _get_running_loop() is not None:
-            call.error.add_note(OWN_LOOP)
+        if isinstance(call.error, TIMEOUT_ERRORS) and _get_running_loop() is not None:
+            call.error.add_note(OWN_LOOP_HINT)
         try:
             raise call.error
         finally:
@@ -237,7 +239,7 @@ class _LoopThread:
         self._thread.join()
 
 
-_threads: list[_LoopThread] = []  # more than one only after a re-entrant call of `_started`
+_threads: list[_LoopThread] = []  # more than one only after a re-entrant call of `_running_thread`
 _threads_lock = threading.RLock()  # re-entrant, because its holder may call this module again
 
 
@@ -260,7 +262,7 @@ def check_thread() -> None:
         )
 
 
-def _started() -> _LoopThread:
+def _running_thread() -> _LoopThread:
     check_thread()
     with _threads_lock:
         if not _threads or _threads[-1].stopped:
@@ -282,7 +284,9 @@ def stop() -> None:
             _threads.remove(thread)
 
 
-def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None) -> None:
+def _close_in_thread(
+    thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None
+) -> None:
     """Close an object in its thread, unless the thread has ended or belongs to the parent process.
 
     A call from one of the library's own threads returns before the object is closed, because these
@@ -292,7 +296,7 @@ def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None
         return
     if in_service_thread():
         failure = "cannot close an object of aiordma.blocking"
-        _Call(thread, partial(_logged, function, failure)).begin()
+        _Call(thread, partial(_log_failure, function, failure)).begin()
         return
     try:
         thread.call(function, seconds)
@@ -301,8 +305,8 @@ def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None
             raise
 
 
-LATE = (TimeoutError, UnreachableError)
-OWN_LOOP = (
+TIMEOUT_ERRORS = (TimeoutError, UnreachableError)
+OWN_LOOP_HINT = (
     "The call blocks this thread's event loop. If the peer is a task in this loop, neither "
     "side can continue: await aiordma.connect() instead, or make the call in another thread "
     "(asyncio.to_thread)."
@@ -328,7 +332,7 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     if not callable(function):
         hint = "pass its arguments separately, as in call(function, 1)"
         raise TypeError(refusal("function", "a function", function, hint))
-    return _started().call(partial(function, *arguments, **options), None)
+    return _running_thread().call(partial(function, *arguments, **options), None)
 
 
 # ---- derived from the asynchronous interface ----------------------------------------------------
@@ -362,7 +366,7 @@ class _Handle(Generic[A]):
         """
         bounded = copy.copy(self)
         bounded._timeout = (
-            None if seconds is None else arguments.seconds("within()", seconds, endless=True)
+            None if seconds is None else arguments.seconds("within()", seconds, allow_infinity=True)
         )
         return bounded
 
@@ -379,7 +383,7 @@ class _Handle(Generic[A]):
         return self._thread.call(function, self._timeout, undo)
 
 
-def _derived(
+def _copy_signature(
     function: Callable[..., Any], derived: Callable[..., Any], owner: str, **annotations: object
 ) -> Any:
     """Give `derived` the name and signature of an asynchronous function.
@@ -410,7 +414,7 @@ def _method(function: Callable[..., Any], undo: _Undo[Any] = None) -> Any:
     def method(self: _Handle[Any], *arguments: Any, **options: Any) -> Any:
         return self._call(partial(function, self.asynchronous, *arguments, **options), undo)
 
-    return _derived(function, method, "Connection.")
+    return _copy_signature(function, method, "Connection.")
 
 
 def _closing_method(
@@ -419,9 +423,9 @@ def _closing_method(
     """Create a method that closes the object, or does nothing if the thread has ended."""
 
     def method(self: _Handle[Any]) -> None:
-        _end(self._thread, partial(function, self.asynchronous), self._timeout)
+        _close_in_thread(self._thread, partial(function, self.asynchronous), self._timeout)
 
-    result: Callable[[Any], None] = _derived(function, method, owner)
+    result: Callable[[Any], None] = _copy_signature(function, method, owner)
     return result
 
 
@@ -443,7 +447,7 @@ def _blocking_factory(
     """
 
     def blocking(*arguments: P.args, **options: P.kwargs) -> H:
-        thread = _started()
+        thread = _running_thread()
         loop = _get_running_loop()
 
         async def make() -> H:
@@ -454,7 +458,7 @@ def _blocking_factory(
         made: H = thread.call(make, None, lambda made: drop(made.asynchronous))
         return made
 
-    result: Callable[P, H] = _derived(function, blocking, "", **{"return": handle})
+    result: Callable[P, H] = _copy_signature(function, blocking, "", **{"return": handle})
     return result
 
 
@@ -469,7 +473,7 @@ async def check_server(
             and (thing._affinity.loop, thing.port) == (loop, port)
             and any(is_local_address(found[0]) for found in await transport.resolve(host, port))
         ):
-            raise WrongLoopError(f"{thing!r} belongs to this thread's event loop. {OWN_LOOP}")
+            raise WrongLoopError(f"{thing!r} belongs to this thread's event loop. {OWN_LOOP_HINT}")
 
 
 # ---- the interface ------------------------------------------------------------------------------
@@ -489,7 +493,7 @@ class Region(mr_pool.Region):
         self._loop_thread = thread
 
     def _release_memory(self) -> None:
-        _end(self._loop_thread, super()._release_memory)
+        _close_in_thread(self._loop_thread, super()._release_memory)
 
 
 class Connection(_Handle[transport.Connection]):
@@ -533,17 +537,17 @@ class Connection(_Handle[transport.Connection]):
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         leave = partial(self.asynchronous.__aexit__, error and type(error), error, None)
-        _end(self._thread, leave, self._timeout)
+        _close_in_thread(self._thread, leave, self._timeout)
 
-    def _receive(self, kept: deque[T], receive: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def _receive(self, undelivered: deque[T], receive: Callable[[], Coroutine[Any, Any, T]]) -> T:
         async def receive_or_take() -> T:
-            return kept.popleft() if kept else await receive()
+            return undelivered.popleft() if undelivered else await receive()
 
-        return self._call(receive_or_take, kept.appendleft)
+        return self._call(receive_or_take, undelivered.appendleft)
 
     def recv(self) -> bytes:
         """Receive a message and return a copy of it. To receive without a copy, use `recv_into`."""
-        return self._receive(self._messages, partial(_copied, self.asynchronous))[0]
+        return self._receive(self._messages, partial(_receive_copy, self.asynchronous))[0]
 
     def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
         """Call `aiordma.Connection.recv_into` in the background thread and return its result."""
@@ -595,7 +599,7 @@ class Connection(_Handle[transport.Connection]):
 
         See `aiordma.Connection.recv_buffer`.
         """
-        return self._receive(self._buffers, partial(_handed_over, self.asynchronous))
+        return self._receive(self._buffers, partial(_receive_buffer_copy, self.asynchronous))
 
     def register(self, memory: AnyMemory) -> Region:
         """Register memory and return its `Region`. Closing the region deregisters the memory."""
@@ -628,12 +632,12 @@ def _view(memory: LocalMemory | AnyMemory) -> memoryview:
     return memory.view if isinstance(memory, LocalMemory) else bytes_of(memory, target=True)
 
 
-async def _copied(connection: transport.Connection) -> _Message:
+async def _receive_copy(connection: transport.Connection) -> _Message:
     with await connection.recv() as message:
         return bytes(message), message.imm
 
 
-async def _handed_over(connection: transport.Connection) -> bytes:
+async def _receive_buffer_copy(connection: transport.Connection) -> bytes:
     with await connection.recv_buffer() as buffer:
         return bytes(buffer.view)
 
@@ -693,7 +697,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
         Works like `asyncio.StreamReader.read`.
         """
         size = arguments.integer("size", size, None, None)
-        return self._read(_to_the_end if size < 0 else lambda reader: reader.read(size))
+        return self._read(_read_to_end if size < 0 else lambda reader: reader.read(size))
 
     def readexactly(self, size: int) -> bytes:
         """Read exactly `size` bytes. Works like `asyncio.StreamReader.readexactly`."""
@@ -706,7 +710,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data`, waiting if the peer reads too slowly."""
-        self._call(partial(_written, self.asynchronous[1], data))
+        self._call(partial(_write_and_drain, self.asynchronous[1], data))
 
     def write_eof(self) -> None:
         """Close the writing side of the stream. Works like `asyncio.StreamWriter.write_eof`."""
@@ -714,7 +718,9 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
 
     def close(self) -> None:
         """Send all data written so far, then close the stream."""
-        _end(self._thread, partial(_closed, self.asynchronous[1]), self._timeout)
+        _close_in_thread(
+            self._thread, partial(_close_and_wait, self.asynchronous[1]), self._timeout
+        )
 
 
 def unread(reader: asyncio.StreamReader, data: bytes) -> None:
@@ -737,7 +743,7 @@ async def _read(
         raise BusyError("another thread is reading this stream") from error
 
 
-async def _to_the_end(reader: asyncio.StreamReader) -> bytes:
+async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
     """Read to the end like `reader.read()`, but put the bytes back if an error occurs."""
     parts = []
     try:
@@ -749,12 +755,14 @@ async def _to_the_end(reader: asyncio.StreamReader) -> bytes:
     return b"".join(parts)
 
 
-async def _written(writer: asyncio.StreamWriter, data: bytes | bytearray | memoryview) -> None:
+async def _write_and_drain(
+    writer: asyncio.StreamWriter, data: bytes | bytearray | memoryview
+) -> None:
     writer.write(data)
     await writer.drain()
 
 
-async def _closed(writer: asyncio.StreamWriter) -> None:
+async def _close_and_wait(writer: asyncio.StreamWriter) -> None:
     writer.close()
     await writer.wait_closed()
 

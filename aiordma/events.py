@@ -19,7 +19,7 @@ logger: logging.Logger = logging.getLogger("aiordma.driver")
 # The maximum number of stored events. Beyond this number, the oldest events are dropped, so that a
 # flapping port cannot fill the memory of a program that rarely reads events. The value is an
 # educated guess.
-KEPT = 1024
+MAX_STORED = 1024
 
 
 class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
@@ -42,9 +42,9 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
 
     def __init__(self, context: verbs.Context, *, owned: bool) -> None:
         self.context = context
-        self._owned = owned
+        self._owns_context = owned
         self._source = ContextEvents.for_context(context)
-        self._token = self._source.subscribe(shutdown.weakly(self._hear))
+        self._token = self._source.subscribe(shutdown.weakly(self._on_event))
         self._events: deque[verbs.AsyncEvent] = deque()
         self._waiters = WaitQueue()
         self._closed = False
@@ -52,11 +52,11 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         self._loop_shutdown = shutdown.for_running_loop()
         self._loop_shutdown.add(self)
 
-    def _hear(self, event: verbs.AsyncEvent) -> None:
-        if len(self._events) == KEPT:
+    def _on_event(self, event: verbs.AsyncEvent) -> None:
+        if len(self._events) == MAX_STORED:
             lost = self._events.popleft()
             logger.warning("more than %d events of %r are waiting to be read; dropped %s",
-                           KEPT, self.context, lost.type.name)  # fmt: skip
+                           MAX_STORED, self.context, lost.type.name)  # fmt: skip
         self._events.append(event)
         self._waiters.wake()
 
@@ -105,7 +105,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         self._loop_shutdown.remove(self)
         self._source.unsubscribe(self._token)
         self._source.release()
-        if self._owned:
+        if self._owns_context:
             self.context.close()
 
     def __repr__(self) -> str:

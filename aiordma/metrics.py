@@ -50,25 +50,27 @@ class Metric:
         return dict(sums)
 
 
-def _at(value: Any, *path: str) -> Any:
+def _lookup(value: Any, *path: str) -> Any:
     for key in path:
         value = value[key]
     return value
 
 
 def _value(*path: str) -> Callable[[Snapshot], Rows]:
-    return lambda taken: [((), _at(taken, *path))]
+    return lambda taken: [((), _lookup(taken, *path))]
 
 
-def _keys(part: str, *path: str) -> Callable[[Snapshot], Rows]:
+def _rows_by_key(part: str, *path: str) -> Callable[[Snapshot], Rows]:
     """Create a function that returns a row for each entry of `part`.
 
     The row consists of the entry's key and the value at `path` within the entry.
     """
-    return lambda taken: [((key,), _at(value, *path)) for key, value in _at(taken, part).items()]
+    return lambda taken: [
+        ((key,), _lookup(value, *path)) for key, value in _lookup(taken, part).items()
+    ]
 
 
-def _by_device(
+def _device_gauges(
     entries: Entries, *rows: tuple[str, str, str], device: str = "device"
 ) -> list[Metric]:
     """Create a gauge with a `device` label for each (name, path, help).
@@ -79,13 +81,15 @@ def _by_device(
 
     def sums(path: list[str]) -> Callable[[Snapshot], Rows]:
         return lambda taken: [
-            ((it[device],), value) for it in entries(taken) if (value := _at(it, *path)) is not None
+            ((it[device],), value)
+            for it in entries(taken)
+            if (value := _lookup(it, *path)) is not None
         ]
 
     return [
-        Metric(f"aiordma_{name}", "gauge", "By" if name.endswith("bytes") else "1", told,
+        Metric(f"aiordma_{name}", "gauge", "By" if name.endswith("bytes") else "1", description,
             ("device",), sums(path.split(".")))
-        for name, path, told in rows
+        for name, path, description in rows
     ]  # fmt: skip
 
 
@@ -97,12 +101,15 @@ def _rails(taken: Snapshot) -> Iterable[RailState]:
     return (rail for connection in taken["connections"] for rail in connection["rails"])
 
 
-def _of_rails(part: str) -> Callable[[Snapshot], Rows]:
+def _rail_counts(part: str) -> Callable[[Snapshot], Rows]:
     """Create a function that returns the counts in `part` by device, including zeros.
 
     Without zeros, an alert on `increase` would miss a counter whose first value is 1.
     """
-    return lambda taken: [*(((it["device"],), 0) for it in _rails(taken)), *_keys(part)(taken)]
+    return lambda taken: [
+        *(((it["device"],), 0) for it in _rails(taken)),
+        *_rows_by_key(part)(taken),
+    ]
 
 
 def _latencies(taken: Snapshot) -> Rows:
@@ -112,9 +119,11 @@ def _latencies(taken: Snapshot) -> Rows:
         yield (operation, "sum"), measured["seconds"]
 
 
-def _traffic(name: str, told: str, key: str = "") -> Metric:
+def _traffic(name: str, description: str, key: str = "") -> Metric:
     rows = _value("traffic", key or name)
-    return Metric(f"aiordma_{name}", "counter", "By" if "bytes" in name else "1", told, (), rows)
+    return Metric(
+        f"aiordma_{name}", "counter", "By" if "bytes" in name else "1", description, (), rows
+    )
 
 
 _CONNECTIONS: Entries = itemgetter("connections")
@@ -138,31 +147,31 @@ METRICS: tuple[Metric, ...] = (
     _traffic("atomics", "Atomic operations on peers' memory"),
     Metric("aiordma_connection_events", "counter", "1",
         "Connections that opened, closed or broke, and failed connection attempts", ("event",),
-        _keys("connection_events")),
+        _rows_by_key("connection_events")),
     Metric("aiordma_errors", "counter", "1",
         "Broken connections and failed connection attempts, by exception class", ("error",),
-        _keys("errors")),
+        _rows_by_key("errors")),
     Metric("aiordma_waits", "counter", "1",
         "Number of waits for credits, the send queue or pool memory",
-        ("for",), _keys("waits", "count")),
+        ("for",), _rows_by_key("waits", "count")),
     Metric("aiordma_wait_seconds", "counter", "s",
         "Total time spent waiting for credits, the send queue or pool memory", ("for",),
-        _keys("waits", "seconds")),
+        _rows_by_key("waits", "seconds")),
     Metric("aiordma_rail_failures", "counter", "1", "Broken rails", ("device",),
-        _of_rails("rail_failures")),
+        _rail_counts("rail_failures")),
     Metric("aiordma_leads_moved", "counter", "1",
         "Broken active rails that were replaced, by the device of the broken rail", ("device",),
-        _of_rails("leads_moved")),
+        _rail_counts("leads_moved")),
     Metric("aiordma_latency_seconds", "histogram", "s",
         "Time from posting a request to its completion, for every 17th request",
         ("operation", "le"), _latencies),
     Metric("aiordma_objects", "gauge", "1", "Open verbs objects", ("class",),
-        _keys("objects")),
+        _rows_by_key("objects")),
     Metric("aiordma_connections", "gauge", "1", "Open connections", ("device", "state"),
         _states(_CONNECTIONS)),
     Metric("aiordma_rails", "gauge", "1", "Rails of open connections", ("device", "state"),
         _states(_rails)),
-    *_by_device(
+    *_device_gauges(
         _rails,
         ("rail_sent_bytes", "bytes_sent",
             "Bytes of messages that open connections sent while the rail was active"),
@@ -177,12 +186,12 @@ METRICS: tuple[Metric, ...] = (
         ("rail_peer_written_bytes", "peer_bytes_written",
             "Bytes that peers have written over rails of open connections"),
     ),
-    *_by_device(
+    *_device_gauges(
         itemgetter("listeners"),
         ("handshakes", "handshakes", "Handshakes in progress at listeners"),
         ("waiting_connections", "waiting", "Connections waiting to be accepted"),
     ),
-    *_by_device(
+    *_device_gauges(
         _CONNECTIONS,
         ("messages_waiting", "messages_waiting", "Messages waiting for credits or memory"),
         ("waiting_for_credits", "waiting_for_credits", "Messages waiting for peers to receive"),
@@ -194,7 +203,7 @@ METRICS: tuple[Metric, ...] = (
         ("shared_regions", "shared_regions", "Regions shared with peers"),
         ("lent_bytes", "lent_bytes", "Bytes of memory borrowed by peers"),
     ),
-    *_by_device(
+    *_device_gauges(
         itemgetter("devices"),
         ("pool_registered_bytes", "pool.registered_bytes",
             "Bytes of memory registered by the pool"),

@@ -123,19 +123,19 @@ def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
 
     Wait up to `seconds` for all loops to finish. Internal to the library.
     """
-    unseen: dict[asyncio.AbstractEventLoop, list[Connection]] = {}
+    pending: dict[asyncio.AbstractEventLoop, list[Connection]] = {}
     for connection in connections:
         if (loop := connection._request_wire()) is not None:
-            unseen.setdefault(loop, []).append(connection)
+            pending.setdefault(loop, []).append(connection)
     running = _get_running_loop()
     events = []
-    for loop, of_loop in unseen.items():
+    for loop, loop_connections in pending.items():
         if loop is running:
-            read_wires(of_loop)
+            read_wires(loop_connections)
         elif not loop.is_closed():
             events.append(event := threading.Event())
             with suppress(RuntimeError):  # the loop has just been closed
-                loop.call_soon_threadsafe(read_wires, of_loop, event)
+                loop.call_soon_threadsafe(read_wires, loop_connections, event)
     deadline = time.monotonic() + seconds
     for event in events:
         event.wait(max(0.0, deadline - time.monotonic()))

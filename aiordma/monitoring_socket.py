@@ -7,7 +7,8 @@ on event loops, so it responds even if a loop is stuck.
 Only processes owned by the same user get a response. The directory belongs to the user and is
 inaccessible to others, the socket has mode 0600, and the kernel reports each peer's user
 (SO_PEERCRED, unix(7)). Processes in different PID namespaces can share the directory, so each
-socket's name contains a random part. Peers are served one at a time, for up to ANSWER_TIMEOUT each.
+socket's name contains a random part. Peers are served one at a time, for up to RESPONSE_TIMEOUT
+each.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ logger: logging.Logger = logging.getLogger("aiordma.monitoring")
 VARIABLE = "AIORDMA_MONITOR"
 
 # How long a peer can block other peers, in seconds.
-ANSWER_TIMEOUT = 1.0
+RESPONSE_TIMEOUT = 1.0
 # How long to wait for event loops to update the `wire` of their connections, in seconds.
 WIRE_TIMEOUT = 0.1
 # The pause before accept() is retried when descriptors or memory are exhausted, in seconds.
-PAUSE = 1.0
+ACCEPT_RETRY_DELAY = 1.0
 # The maximum size of a response in bytes, enough for about 200,000 connections.
-MOST_BYTES = 100 << 20
-MOST_ASKED = 256
+MAX_RESPONSE = 100 << 20
+MAX_REQUEST = 256
 
 # The parent directory for users without a runtime directory. Every user can create directories in
 # /tmp, but only a directory's owner can rename or remove it.
-SHARED = Path("/tmp")
+SHARED_DIRECTORY = Path("/tmp")
 
 # The maximum length of the directory's path in bytes. A socket's path can have 107 bytes (unix(7)),
 # and a PID has at most seven digits.
-MOST_PATH = 107 - len("/4194304-00000000.sock")
+MAX_DIRECTORY_PATH = 107 - len("/4194304-00000000.sock")
 
 UCRED = struct.Struct("3i")  # pid, uid and gid: unix(7)
 
@@ -70,25 +71,25 @@ def directory(setting: str) -> Path:
     if setting != "1":
         if not os.path.isabs(setting):
             raise ValueError("AIORDMA_MONITOR must be 1 or the absolute path of a directory")
-        return private(Path(setting))
+        return private_directory(Path(setting))
     failures: list[OSError] = []
-    for path in usual():
+    for path in default_directories():
         try:
-            return private(path)
+            return private_directory(path)
         except OSError as error:
             failures.append(error)
     raise failures[-1]
 
 
-def private(path: Path) -> Path:
+def private_directory(path: Path) -> Path:
     """Return a directory that only this user can access, creating it if it does not exist.
 
     Raises the same exceptions as `directory`.
     """
-    if (size := len(os.fsencode(path))) > MOST_PATH:
+    if (size := len(os.fsencode(path))) > MAX_DIRECTORY_PATH:
         raise ValueError(
             f"the path {path} is too long for a socket directory: {size} bytes (maximum "
-            f"{MOST_PATH}); choose a shorter path"
+            f"{MAX_DIRECTORY_PATH}); choose a shorter path"
         )
     with suppress(FileExistsError):
         path.mkdir(0o700)
@@ -99,7 +100,7 @@ def private(path: Path) -> Path:
     return path
 
 
-def usual() -> list[Path]:
+def default_directories() -> list[Path]:
     """Return the candidate directories for AIORDMA_MONITOR=1.
 
     A process uses the first of these directories that it can create or already owns. The last
@@ -108,7 +109,10 @@ def usual() -> list[Path]:
     """
     user = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{user}"
-    return [*(Path(path, "aiordma") for path in runtime if path), SHARED / f"aiordma-{user}"]
+    return [
+        *(Path(path, "aiordma") for path in runtime if path),
+        SHARED_DIRECTORY / f"aiordma-{user}",
+    ]
 
 
 def directories(setting: str) -> list[Path]:
@@ -117,10 +121,10 @@ def directories(setting: str) -> list[Path]:
     For "1", the list includes the directories of processes that run without XDG_RUNTIME_DIR.
     """
     found = {directory(setting): None}
-    for path in usual() if setting == "1" else ():
+    for path in default_directories() if setting == "1" else ():
         if path.is_dir():
             with suppress(OSError):  # belongs to another user
-                found[private(path)] = None
+                found[private_directory(path)] = None
     return list(found)
 
 
@@ -137,10 +141,10 @@ def sockets(where: Path, pid: int | None = None) -> list[Path]:
 def remove_dead(where: Path, pid: int) -> None:
     """Remove sockets that a killed process with this PID left behind."""
     for path in sockets(where, pid):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-            asking.setblocking(False)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
             try:
-                asking.connect(str(path))
+                probe.connect(str(path))
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
             except OSError:
@@ -155,15 +159,15 @@ class _Server:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Give the socket its final name only once it is listening. Otherwise, clients could mistake
         # it for the socket of a dead process.
-        early = where / f"{name}.new"
+        unready_path = where / f"{name}.new"
         try:
-            self._listener.bind(str(early))
-            early.chmod(0o600)
+            self._listener.bind(str(unready_path))
+            unready_path.chmod(0o600)
             self._listener.listen(8)
-            early.replace(self.path)
+            unready_path.replace(self.path)
         except BaseException:
             self._listener.close()
-            early.unlink(missing_ok=True)
+            unready_path.unlink(missing_ok=True)
             raise
         self._inode = fork.add_socket(self._listener.fileno())
         self._pid = os.getpid()
@@ -182,11 +186,11 @@ class _Server:
                 peer, _ = self._listener.accept()
             except (OSError, MemoryError) as error:
                 logger.warning("cannot respond to `aiordma top`: %r", error)
-                pause.wait(PAUSE)
+                pause.wait(ACCEPT_RETRY_DELAY)
                 continue
             try:
                 with peer:
-                    answer(peer)
+                    serve_request(peer)
             except OSError as error:
                 logger.debug("`aiordma top` disconnected: %s", error)
             except BaseException:  # an error with one peer must not affect others
@@ -207,16 +211,16 @@ def set_port(state: str, device: str) -> str:
     return f"{device}: no such embedded device is open in this process" if code else ""
 
 
-def answer(peer: socket.socket) -> None:
+def serve_request(peer: socket.socket) -> None:
     """Serve one request from a process owned by the same user. Ignore other users' requests."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
     _, uid, _ = UCRED.unpack(credentials)
     if uid != os.geteuid():
         logger.warning("rejected a monitoring request from user %d", uid)
         return
-    peer.settimeout(ANSWER_TIMEOUT)
-    asked, *names = peer.recv(MOST_ASKED).decode(errors="replace").split(" ", 2)
-    if asked == "port":
+    peer.settimeout(RESPONSE_TIMEOUT)
+    request, *names = peer.recv(MAX_REQUEST).decode(errors="replace").split(" ", 2)
+    if request == "port":
         peer.sendall(set_port(*names).encode())
         return
     refresh_wires(open_connections(), WIRE_TIMEOUT)
@@ -269,16 +273,16 @@ def ask(path: Path, seconds: float, what: str = "snapshot") -> bytes:
     deadline = time.monotonic() + seconds
     parts = []
     size = 0
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(seconds)
-        asking.connect(str(path))
-        asking.sendall(what.encode())
-        while part := asking.recv(1 << 16):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(seconds)
+        client.connect(str(path))
+        client.sendall(what.encode())
+        while part := client.recv(1 << 16):
             parts.append(part)
             size += len(part)
-            if size > MOST_BYTES:
-                raise OSError(f"the response from {path} exceeds {MOST_BYTES} bytes")
-            if (left := deadline - time.monotonic()) <= 0:
+            if size > MAX_RESPONSE:
+                raise OSError(f"the response from {path} exceeds {MAX_RESPONSE} bytes")
+            if (remaining := deadline - time.monotonic()) <= 0:
                 raise TimeoutError(f"no complete response from {path} within {seconds:g} s")
-            asking.settimeout(left)
+            client.settimeout(remaining)
     return b"".join(parts)

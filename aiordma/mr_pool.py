@@ -162,11 +162,11 @@ class LargeBlocks:
         self._cached_bytes = 0
 
     def take(self, size: int) -> Block | None:
-        kept = self._cached.get(size)
-        if not kept:
+        blocks = self._cached.get(size)
+        if not blocks:
             return None
         self._cached_bytes -= size
-        return kept.pop()
+        return blocks.pop()
 
     def put(self, block: Block) -> None:
         if self._cached_bytes + block.size <= LARGE_READY_BYTES:
@@ -177,9 +177,9 @@ class LargeBlocks:
 
     def drop(self) -> None:
         """Deregister all cached blocks."""
-        for kept in self._cached.values():
-            while kept:
-                self._close(kept.pop())
+        for blocks in self._cached.values():
+            while blocks:
+                self._close(blocks.pop())
         self._cached_bytes = 0
 
     def _close(self, block: Block) -> None:
@@ -317,7 +317,7 @@ class MemoryPool(BlockCache):
 
     def statistics(self) -> PoolStatistics:
         """Return pool usage statistics. Can be called from any thread."""
-        self._waiters.count_wait()
+        self._waiters.update_statistics()
         regions = list(self._registered.regions)
         return PoolStatistics(
             registered_bytes=self._registered.bytes,
@@ -387,10 +387,10 @@ class MemoryPool(BlockCache):
         less than `trim_below`. Afterwards, set `trim_below` to half of the memory in use, or to 0
         if at most SPARE_SLABS regions remain registered.
         """
-        if self.in_slabs >= self.trim_below:
+        if self.leased_in_slabs >= self.trim_below:
             return
         self._drop_slabs(keep=SPARE_SLABS)
-        self.trim_below: int = self.in_slabs // 2 if len(self._regions) > SPARE_SLABS else 0
+        self.trim_below: int = self.leased_in_slabs // 2 if len(self._regions) > SPARE_SLABS else 0
 
     def _drop_slabs(self, *, keep: int) -> None:
         """Deregister unused slabs, except for `keep` of them."""

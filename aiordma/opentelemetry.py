@@ -86,7 +86,7 @@ def _counters_and_gauges() -> Iterator[Metric]:
         make = partial(replace, metric, kind="counter")
         yield make(name=f"{metric.name}_bucket", unit="1", rows=partial(_buckets, metric))
         for name, unit, le in (("sum", metric.unit, "sum"), ("count", "1", "+Inf")):
-            rows = partial(_those_of, metric, le)
+            rows = partial(_rows_with_le, metric, le)
             yield make(name=f"{metric.name}_{name}", unit=unit, labels=tuple(others), rows=rows)
 
 
@@ -94,7 +94,7 @@ def _buckets(metric: Metric, taken: Snapshot) -> Rows:
     return [(labels, count) for labels, count in metric.rows(taken) if labels[-1] != "sum"]
 
 
-def _those_of(metric: Metric, le: str, taken: Snapshot) -> Rows:
+def _rows_with_le(metric: Metric, le: str, taken: Snapshot) -> Rows:
     return [(labels[:-1], value) for labels, value in metric.rows(taken) if labels[-1] == le]
 
 

@@ -47,12 +47,12 @@ _FAULTS: pytest.StashKey[aiordma.testing.Faults] = pytest.StashKey()
 _PROGRAMS: pytest.StashKey[Programs] = pytest.StashKey()
 _VARIABLE = "AIORDMA_EMBEDDED_FAULTS"
 _SEEDS = "AIORDMA_SIMULATION_SEEDS"
-_USES: pytest.StashKey[int] = pytest.StashKey()
-_LINES = 200
+_SEED_USES_BEFORE: pytest.StashKey[int] = pytest.StashKey()
+_MAX_TRACE_LINES = 200
 """The number of trace lines in the report of a failed test."""
 
 
-def _range_of(seeds: str) -> str:
+def _parse_seeds(seeds: str) -> str:
     """Convert the value of --rdma-seeds to the format of AIORDMA_SIMULATION_SEEDS."""
     first, colon, end = seeds.partition(":")
     with suppress(ValueError):
@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("aiordma").addoption(
         "--rdma-seeds",
         metavar="SEEDS",
-        type=_range_of,
+        type=_parse_seeds,
         help="run tests with the marker rdma_seeds with these simulation seeds: a number (1000) or "
         "a range (500:1000); the seeds run in one process per core",
     )
@@ -118,18 +118,18 @@ class _Usage:
 
     def __init__(self) -> None:
         self._has_marker = False
-        self._is_wrong = False
+        self._has_no_effect = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._has_marker = self._has_marker or "rdma_seeds" in report.keywords
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.OK and not self._has_marker:
-            self._is_wrong = True
+            self._has_no_effect = True
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._is_wrong:
+        if self._has_no_effect:
             terminalreporter.write_line(
                 "ERROR: --rdma-seeds has no effect: no test that ran has the marker rdma_seeds",
                 red=True,
@@ -148,7 +148,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         stack = item.stash.setdefault(_STACK, ExitStack())
         environment = stack.enter_context(pytest.MonkeyPatch.context())
         environment.setenv(_SEEDS, seeds)
-        item.stash[_USES] = _seed_uses()
+        item.stash[_SEED_USES_BEFORE] = _seed_uses()
     if not (markers := list(item.iter_markers("rdma"))):
         return
     faults: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(f"{text} has no fault: add one, such as loss=0.01", pytrace=False)
     try:
         item.stash[_FAULTS] = made = stack.enter_context(testing.faults(**faults))
-        made._only_here = False
+        made._is_limited_to_process = False
     except (TypeError, ValueError, OSError) as error:
         wrong = f"{_text_of(pytest.mark.rdma(**faults).mark)}: {error}"
     else:
@@ -184,7 +184,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """Fail a test that passed without using its seeds or its faults."""
-    if item.stash.get(_USES, None) == _seed_uses():
+    if item.stash.get(_SEED_USES_BEFORE, None) == _seed_uses():
         marker = item.get_closest_marker("rdma_seeds")
         assert marker
         pytest.fail(
@@ -225,7 +225,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any]:
             counts = f"{faults.plan}; in this process: {faults.counts()}"
             report.sections.append(("RDMA faults", counts))
         if programs := item.stash.get(_PROGRAMS, None):
-            report.sections.append(("RDMA trace", programs.trace(_LINES)))
+            report.sections.append(("RDMA trace", programs.trace(_MAX_TRACE_LINES)))
 
 
 class Programs:
@@ -316,7 +316,9 @@ def rdma_faults(request: pytest.FixtureRequest) -> aiordma.testing.Faults:
     faults: aiordma.testing.Faults | None = request.node.stash.get(_FAULTS, None)
     if faults:
         return faults
-    pytest.fail("the test has no marker with faults: add @pytest.mark.rdma(loss=0.01)", False)
+    pytest.fail(
+        "the test has no marker with faults: add @pytest.mark.rdma(loss=0.01)", pytrace=False
+    )
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def is_temporary(error: Exception) -> bool:
         return False  # the route uses a device that was not selected
     if isinstance(error, RejectedError) and error.by_application:
         return False
-    return next((again for cls, again in TEMPORARY if isinstance(error, cls)), False)
+    return next((may_succeed for cls, may_succeed in TEMPORARY if isinstance(error, cls)), False)
 
 
 @shows(ConnectOptions, CONNECT)
@@ -85,7 +85,7 @@ async def reconnect(
     """
     check_peer(host, port)  # an AddressError raised by `connect` would be retried
     first_delay = seconds("first_delay", first_delay)
-    longest_delay = seconds("longest_delay", longest_delay, endless=True)
+    longest_delay = seconds("longest_delay", longest_delay, allow_infinity=True)
     if attempts is not None:
         attempts = integer("attempts", attempts, 1)
     given = complete("reconnect", options, CONNECT)

@@ -120,22 +120,22 @@ def _unpack(message: memoryview, *kinds: int) -> _Frame:
     )
 
 
-_OTHERWISE = "pass dumps= and loads= on both sides, or send arrays with aiordma.arrays"
+_ENCODING_HINT = "pass dumps= and loads= on both sides, or send arrays with aiordma.arrays"
 
 
 def _packb(value: Any) -> bytes:
     try:
-        packed: bytes = msgpack.packb(value, default=_not_packed)
+        packed: bytes = msgpack.packb(value, default=_raise_unsupported)
         check_packed(packed)
     except (ValueError, BufferError) as error:
-        raise ValueError(f"msgpack cannot serialize the value: {error}; {_OTHERWISE}") from None
+        raise ValueError(f"msgpack cannot serialize the value: {error}; {_ENCODING_HINT}") from None
     return packed
 
 
-def _not_packed(value: object) -> NoReturn:
+def _raise_unsupported(value: object) -> NoReturn:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     what = f"an int of {value.bit_length()} bits" if isinstance(value, int) else kind
-    raise TypeError(f"msgpack cannot serialize {what}; {_OTHERWISE}")
+    raise TypeError(f"msgpack cannot serialize {what}; {_ENCODING_HINT}")
 
 
 def _unpackb(data: memoryview) -> Any:
@@ -146,7 +146,7 @@ def _unpackb(data: memoryview) -> Any:
         raise ValueError(f"cannot decode {len(data)} bytes as msgpack: {error}") from None
 
 
-def _text(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)
     except EXITS:
@@ -177,7 +177,7 @@ def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> A
     except Exception as error:
         text = (
             f"loads of the {side} cannot decode the {value}; use the same dumps= and loads= on "
-            f"both sides: {_text(error)}"
+            f"both sides: {_error_text(error)}"
         )
         raise CallError(call, type(error).__name__[:60], printable(text[:_MAX_TEXT])) from error
 
@@ -194,7 +194,7 @@ def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
     return conn._read_alone(reader)
 
 
-def _check(dumps: object, loads: object, max_calls: object) -> int:
+def _check_arguments(dumps: object, loads: object, max_calls: object) -> int:
     """Check the arguments of a client or server, and return `max_calls` as an int."""
     callback("dumps", dumps, "the value to encode, such as pickle.dumps")
     callback("loads", loads, "the bytes to decode, such as pickle.loads")
@@ -259,12 +259,12 @@ async def serve(
         ProtocolError: If the client sends a message that is not an RPC call.
     """
     _check_functions(functions)
-    max_calls = _check(dumps, loads, max_calls)
+    max_calls = _check_arguments(dumps, loads, max_calls)
     tasks: dict[int, asyncio.Task[None]] = {}
-    answering = set[asyncio.Task[None]]()  # tasks that are sending a response
-    at_end = False
+    responding = set[asyncio.Task[None]]()  # tasks that are sending a response
+    is_ending = False
 
-    async def answer(number: int, name: str, data: memoryview) -> None:
+    async def serve_call(number: int, name: str, data: memoryview) -> None:
         _caller.set(conn)
         try:
             try:
@@ -272,7 +272,7 @@ async def serve(
                     argument = _load(loads, data, name, "argument", "server")
                 except CallError as error:
                     logger.info("%s: the call of %s failed", conn, name, exc_info=True)
-                    await refuse(number, error.kind, error.text)
+                    await send_error(number, error.kind, error.text)
                     return
                 called = functions[name](argument)
                 del argument, data  # both may keep the message's memory in use
@@ -280,7 +280,7 @@ async def serve(
                     wanted = "awaitable (define the function with async def)"
                     raise TypeError(refusal(f"the return value of {name}()", wanted, called))
                 result = _dump(dumps, await called)
-                answering.add(tasks[number])
+                responding.add(tasks[number])
                 await conn._send_alone([_pack(_RESULT, number), result])
             except (asyncio.CancelledError, *EXITS):
                 raise
@@ -289,20 +289,20 @@ async def serve(
                     raise
                 if not conn.closed:
                     logger.info("%s: the call of %s failed", conn, name, exc_info=True)
-                    await refuse(number, type(error).__name__[:60], _text(error))
+                    await send_error(number, type(error).__name__[:60], _error_text(error))
         except asyncio.CancelledError:  # possibly while the response is being sent
-            await refuse(number, "CancelledError", "the call was cancelled")
+            await send_error(number, "CancelledError", "the call was cancelled")
         finally:
-            answering.discard(tasks.pop(number))
+            responding.discard(tasks.pop(number))
 
-    async def refuse(number: int, kind: str, text: str) -> None:
-        answering.update([tasks[number]] if number in tasks else [])
+    async def send_error(number: int, kind: str, text: str) -> None:
+        responding.update([tasks[number]] if number in tasks else [])
         head = _pack(_ERROR, number, kind)
-        most = max(0, min(_MAX_TEXT, conn.max_message - len(head)))
-        parts = [head, text.encode("utf-8", "replace")[:most]]
+        max_length = max(0, min(_MAX_TEXT, conn.max_message - len(head)))
+        parts = [head, text.encode("utf-8", "replace")[:max_length]]
         with suppress(RDMAError):  # the loop below ends with the connection
             sent = asyncio.gather(conn._send_alone_nowait(parts), return_exceptions=True)
-            if not at_end:  # a client that does not read must not delay shutdown
+            if not is_ending:  # a client that does not read must not delay shutdown
                 await sent
 
     try:
@@ -315,22 +315,22 @@ async def serve(
                 if task := tasks.get(number):
                     task.cancel()
                 else:  # the call has ended or was never sent
-                    await refuse(number, "CancelledError", "the call was cancelled")
+                    await send_error(number, "CancelledError", "the call was cancelled")
             elif number in tasks:
                 raise ProtocolError(f"the peer used call number {number} for two calls")
             elif name not in functions:
-                await refuse(number, "LookupError", "the server has no such function")
-            elif len(tasks) - len(answering) >= max_calls:
+                await send_error(number, "LookupError", "the server has no such function")
+            elif len(tasks) - len(responding) >= max_calls:
                 text = f"{max_calls} calls are in progress, the limit (max_calls) of the server"
                 logger.info("%s: rejected a call of %s: %s", conn, name, text)
-                await refuse(number, "TooManyCalls", text)
+                await send_error(number, "TooManyCalls", text)
             else:
                 # Wait for a task to end if necessary. A client may make its next call as soon as it
                 # has received a response, while the task that sent the response is still ending.
                 while len(tasks) >= max_calls:
-                    await asyncio.wait(answering, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(responding, return_when=asyncio.FIRST_COMPLETED)
                 # Do not use `create_task`: it could run the task eagerly, before it is in `tasks`.
-                tasks[number] = asyncio.Task(answer(number, name, data))
+                tasks[number] = asyncio.Task(serve_call(number, name, data))
             del message, data
         if tasks and not conn.closed:  # the server is closing, possibly with a grace period
             await asyncio.wait(tasks.values())
@@ -339,7 +339,7 @@ async def serve(
             conn._end_and_report(error)  # report the error to the client
         raise
     finally:
-        at_end = True
+        is_ending = True
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
@@ -374,7 +374,7 @@ async def start_server(
             )
             raise TypeError(text) from None
     given = complete("rpc.start_server", options, LISTEN)
-    calls = _check(dumps, loads, max_calls)
+    calls = _check_arguments(dumps, loads, max_calls)
     handler = partial(serve, functions=dict(functions), dumps=dumps, loads=loads, max_calls=calls)
     return await transport.start_server(handler, host, port, **given)
 
@@ -386,15 +386,15 @@ class _Calls:
     therefore be garbage-collected while the task is running, which ends the task.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_calls: int) -> None:
         # A cancelled call stays in this dict until the server has responded to it.
         self.waiting: dict[int, asyncio.Future[_Frame | None]] = {}
-        self.room = asyncio.Semaphore(most)
+        self.slots = asyncio.Semaphore(max_calls)
         self.error: RDMAError | None = None  # the error that ended the connection
 
     def release(self, number: int, frame: _Frame | None = None) -> None:
         if answer := self.waiting.pop(number, None):  # ignore a second response
-            self.room.release()
+            self.slots.release()
             if not answer.done():
                 answer.set_result(frame)
 
@@ -437,7 +437,7 @@ class Client(AsyncContext):
         loads: Loads = _unpackb,
         max_calls: int = 256,
     ) -> None:
-        self._calls = _Calls(_check(dumps, loads, max_calls))
+        self._calls = _Calls(_check_arguments(dumps, loads, max_calls))
         messages = _messages(conn, "an rpc.Client")
         self.connection: Connection = conn
         self._dumps, self._loads = dumps, loads
@@ -469,12 +469,12 @@ class Client(AsyncContext):
         if more:
             text = f"{name}() must be called with one argument, not {1 + len(more)}; pass a list"
             raise TypeError(text)
-        limit = None if timeout is None else seconds("timeout", timeout, endless=True)
+        limit = None if timeout is None else seconds("timeout", timeout, allow_infinity=True)
         request = [head, _dump(self._dumps, data)]
         calls = self._calls
         try:
-            async with asyncio.timeout(limit) as until:
-                await calls.room.acquire()
+            async with asyncio.timeout(limit) as deadline:
+                await calls.slots.acquire()
                 answer = calls.waiting[number] = asyncio.get_running_loop().create_future()
                 try:
                     await self.connection._send_alone(request)
@@ -484,14 +484,16 @@ class Client(AsyncContext):
                 except asyncio.CancelledError:
                     if number in calls.waiting:  # the server's response frees this call's slot
                         with suppress(RDMAError):  # the connection has ended
-                            told = self.connection._send_alone_nowait(_pack(_CANCEL, number))
-                            asyncio.gather(told, return_exceptions=True)  # ignore errors
+                            cancellation = self.connection._send_alone_nowait(
+                                _pack(_CANCEL, number)
+                            )
+                            asyncio.gather(cancellation, return_exceptions=True)  # ignore errors
                     raise
                 except BaseException:  # nothing was sent
                     calls.release(number)
                     raise
         except TimeoutError:
-            if until.expired():
+            if deadline.expired():
                 text = f"the call of {name} timed out after {limit:g} seconds"
                 raise TimeoutError(text) from None
             raise
@@ -534,6 +536,6 @@ async def connect(
     that `aiordma.connect` raises.
     """
     given = complete("rpc.connect", options, CONNECT)
-    _check(dumps, loads, max_calls)  # check before connecting
+    _check_arguments(dumps, loads, max_calls)  # check before connecting
     conn = await transport.connect(host, port, **given)
     return Client(conn, dumps=dumps, loads=loads, max_calls=max_calls)

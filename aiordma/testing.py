@@ -92,11 +92,11 @@ counted for the whole process.
 class _Kind(NamedTuple):
     """The names that counters and traces use for a kind of fault."""
 
-    counted: str
+    counter: str
     """The member of FaultCounts that counts the faults."""
     fault: str
     """The name of the fault in a trace; empty if it is not traced."""
-    chance: str
+    opportunity: str
     """The type of trace record without which the fault had no opportunity to happen."""
 
 
@@ -140,9 +140,9 @@ def _never_happened(
             continue
         found = re.match(r"[\d.]+", value)
         probability = float(found[0]) if found else 1.0
-        may_happen = chances or kind.chance in traced
+        may_happen = chances or kind.opportunity in traced
         is_due = probability >= 1 or (probability > 0 and not may_happen)
-        happened = getattr(counts, kind.counted, 0) or (kind.fault or kind.chance) in traced
+        happened = getattr(counts, kind.counter, 0) or (kind.fault or kind.opportunity) in traced
         if is_due and not happened:
             missing.append(part)
     return ", ".join(missing)
@@ -203,7 +203,7 @@ class Faults:
         self._before = device.fault_counts()
         self._chances = device._fault_chances()
         self._after: FaultCounts | None = None
-        self._only_here = True
+        self._is_limited_to_process = True
         """Whether the faults are in this process only, not in programs that a test starts."""
 
     def __repr__(self) -> str:
@@ -316,7 +316,7 @@ def faults(
     process.injected = plan
     try:
         yield made
-        if made._only_here and (never := made._never_happened()):
+        if made._is_limited_to_process and (never := made._never_happened()):
             raise AssertionError(
                 f"injected faults that never happened: {never}; the block did not test them"
             )

@@ -123,7 +123,7 @@ logger: logging.Logger = logging.getLogger("aiordma.transport")
 
 # How long a loop caches the selected devices, in seconds. Finding the default device takes longer
 # than all other steps of connecting together, because it opens the system's devices.
-CHOICE_LASTS = 1.0
+CHOICE_LIFETIME = 1.0
 
 _choices: weakref.WeakKeyDictionary[
     asyncio.AbstractEventLoop,
@@ -153,7 +153,7 @@ def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str,
     until, devices = choices.get(name, (now, ()))
     if not devices or now >= until:
         devices = find_devices(name)
-        choices[name] = now + CHOICE_LASTS, devices
+        choices[name] = now + CHOICE_LIFETIME, devices
     any_will_do = name in (None, SYSTEM)
     return devices, None if any_will_do else tuple(device.name for device in devices)
 
@@ -206,12 +206,14 @@ async def resolve(
     return [numeric(info[4]) for info in infos]
 
 
-async def source_to(address: Address, source: Address | None) -> Address | None:
+async def resolve_source(address: Address, source: Address | None) -> Address | None:
     """Return the numeric local address to connect from. An empty host means any local address."""
     if source is None:
         return None
-    family, every = (socket.AF_INET6, "::") if ":" in address[0] else (socket.AF_INET, "0.0.0.0")
-    return (await resolve(source[0] or every, source[1], family=family))[0]
+    family, any_address = (
+        (socket.AF_INET6, "::") if ":" in address[0] else (socket.AF_INET, "0.0.0.0")
+    )
+    return (await resolve(source[0] or any_address, source[1], family=family))[0]
 
 
 def numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> Address:
@@ -303,11 +305,11 @@ async def connect_with(
     source = check_source(source)
     check_options(via, config)
     data = check_data(data)
-    to = Target(*choose_devices(options["device"]), (host, port), source, config, security)
-    find = partial(resolve, host, port, family=family, flags=flags)
+    target = Target(*choose_devices(options["device"]), (host, port), source, config, security)
+    resolve_host = partial(resolve, host, port, family=family, flags=flags)
     errors: list[Exception] = []
     try:
-        connection = await _connect(to, via, find, data, errors)
+        connection = await _connect(target, via, resolve_host, data, errors)
     except (RDMAError, OSError) as error:
         observation.connection_failed(host_port((host, port)), error, accepted=False)
         if all_errors:
@@ -320,25 +322,27 @@ async def connect_with(
 
 
 async def _connect(
-    to: Target,
+    target: Target,
     via: Via,
-    find: Callable[[], Awaitable[list[Address]]],
+    resolve_host: Callable[[], Awaitable[list[Address]]],
     data: bytes,
     errors: list[Exception],
 ) -> Connection:
-    """Connect to the first working address returned by `find`, and add failures to `errors`."""
+    """Connect to the first working address of the host, and add failures to `errors`."""
     connect = connect_tcp.connect if via == "tcp" else connect_cm.connect
     try:
-        async with asyncio.timeout(to.config.connect_timeout):
-            for address in await find():
+        async with asyncio.timeout(target.config.connect_timeout):
+            for address in await resolve_host():
                 try:
-                    one = replace(to, address=address, source=await source_to(address, to.source))
-                    return await send_request_data(await connect(one), data)
+                    attempt = replace(
+                        target, address=address, source=await resolve_source(address, target.source)
+                    )
+                    return await send_request_data(await connect(attempt), data)
                 except OSError as error:
                     errors.append(error)
             raise errors[-1]
     except TimeoutError as error:
-        errors.append(no_reply_error(to.address, via, to.config.connect_timeout))
+        errors.append(no_reply_error(target.address, via, target.config.connect_timeout))
         raise errors[-1] from error
 
 
@@ -542,19 +546,19 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
 
         Accepted connections stay open. Closing a listener again has no effect.
         """
-        over = self._closed and self._failure is None and not self._was_stopped
-        if self._affinity.is_after_fork or over:
+        is_fully_closed = self._closed and self._failure is None and not self._was_stopped
+        if self._affinity.is_after_fork or is_fully_closed:
             return
         self._affinity.check(self)
         if not self._closed:
             self._stop()
         self._was_stopped = False
         await self._acceptor.close()
-        left = list(self._ready)
+        unaccepted = list(self._ready)
         self._ready.clear()
-        for connection in left:
+        for connection in unaccepted:
             connection.abort()
-        for connection in left:
+        for connection in unaccepted:
             await connection.wait_closed()
 
     async def _end_with_loop(self) -> None:
@@ -656,11 +660,13 @@ async def listen_with(
     hosts = host if isinstance(host, list) else [host]
     for each in hosts:
         check_host(each)
-    devices, only = choose_devices(options["device"])
+    devices, allowed_names = choose_devices(options["device"])
     addresses: list[Address] = []
     for each in hosts:
-        every = "0.0.0.0" if family == socket.AF_INET else "::"
-        addresses += await resolve(each or every, port, passive=True, family=family, flags=flags)
+        any_address = "0.0.0.0" if family == socket.AF_INET else "::"
+        addresses += await resolve(
+            each or any_address, port, passive=True, family=family, flags=flags
+        )
     if not addresses:
         raise ValueError("host must not be an empty sequence")
     # Create the listener after the last await, because its constructor stores the loop's
@@ -673,7 +679,7 @@ async def listen_with(
     def listen_on(address: Address) -> Port:
         if via == "tcp":
             return connect_tcp.TCPListener(address, acceptor)
-        return connect_cm.CMListener(only, address, backlog, acceptor)
+        return connect_cm.CMListener(allowed_names, address, backlog, acceptor)
 
     listener._start(open_ports(listen_on, addresses), acceptor)
     return listener
@@ -774,14 +780,14 @@ class Server(Listening, AsyncContext):
                 goodbye = protocol.GOING_AWAY
         except ConnectionError as error:
             logger.info("%r: the handler ended with %s", connection, error)
-            goodbye = protocol.failed(error)
+            goodbye = protocol.failure_goodbye(error)
         except shutdown.EXITS as error:
             connection._close_at_exit(error)
             goodbye = None
             raise
         except BaseException as error:
             cut_off = self._closing and isinstance(error, asyncio.CancelledError)
-            goodbye = protocol.CUT_OFF if cut_off else protocol.failed(error)
+            goodbye = protocol.CUT_OFF if cut_off else protocol.failure_goodbye(error)
             if isinstance(error, shutdown.UNWINDING):
                 raise
             # As in asyncio.start_server, report the handler's failure and keep serving.
@@ -838,7 +844,7 @@ class Server(Listening, AsyncContext):
         if self._affinity.is_after_fork:
             return
         self._affinity.check(self)
-        grace = seconds("grace", grace, endless=True)
+        grace = seconds("grace", grace, allow_infinity=True)
         self._closing = True
         await self._listener.close()
         await asyncio.gather(self._accepting, return_exceptions=True)  # cancelled if the loop ends

@@ -380,7 +380,7 @@ NO_DECODERS = {
     "authentication.ticket_key": "this side's own key",
     "authentication.ticket_mac": "bytes of fixed sizes that were decoded before",
     "authentication.traffic_secrets": "bytes of fixed sizes that were decoded before",
-    "refusal.is_of_key": "compares",
+    "refusal.is_missing_key_refusal": "compares",
     "timers.decode_ack_timeout": "an exponent of this side's",
     "timers.decode_rnr_timer": "an exponent of this side's",
 }

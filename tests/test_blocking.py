@@ -532,7 +532,7 @@ def test_unawaited_close_failure_is_logged(
     def fail() -> None:
         raise OSError("the device has gone")
 
-    blocking.call(blocking._end, serve._thread, fail)
+    blocking.call(blocking._close_in_thread, serve._thread, fail)
     blocking.call(asyncio.sleep, 0)
     assert "the device has gone" in caplog.text
 

@@ -15,7 +15,7 @@ from aiordma import cm, verbs
 from aiordma._event_loop.driver import ContextEvents
 from aiordma._native import lib
 from aiordma.errors import BufferStateError, DeviceNotFoundError
-from aiordma.events import KEPT, DeviceEvents
+from aiordma.events import MAX_STORED, DeviceEvents
 from aiordma.verbs import AsyncEvent, EventType
 
 Happen = Callable[[], None]
@@ -141,15 +141,15 @@ async def test_oldest_unread_events_are_dropped_with_a_warning(
     device: verbs.Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with aiordma.device_events(device.name) as events:
-        for port in range(1, KEPT + 3):
+        for port in range(1, MAX_STORED + 3):
             ContextEvents.deliver(events.context, AsyncEvent(EventType.PORT_ERR, None, port))
         told = [record for record in caplog.records if record.name.startswith("aiordma")]
         assert [record.levelno for record in told] == [logging.WARNING] * 2
-        assert f"{KEPT} events of" in caplog.text
+        assert f"{MAX_STORED} events of" in caplog.text
         found = []
         while (event := events.get_nowait()) is not None:
             found.append(event.port_num)
-        assert found == list(range(3, KEPT + 3))
+        assert found == list(range(3, MAX_STORED + 3))
 
 
 async def test_unknown_device_raises_device_not_found_error() -> None:

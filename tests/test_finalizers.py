@@ -38,7 +38,7 @@ FINALIZERS: dict[str, Callable[..., None]] = {
     "Stream": blocking.Stream.__del__,
     "DmabufRegion": dmabuf.DmabufRegion.__del__,
     "Buffer": mr_pool.Buffer.__del__,
-    "_Use": registration_cache._Use._retire,
+    "_RegistrationUse": registration_cache._RegistrationUse._retire,
     "Registration": mr_pool.Registration._retire,
     "DmabufRegistration": dmabuf.DmabufRegistration._retire,
     "_Block": testing._Block.__del__,

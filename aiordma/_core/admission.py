@@ -129,7 +129,7 @@ class TicketValidator:
 
     def _renew(self) -> None:
         """Replace the current challenge. The previous one stays valid until the next renewal."""
-        before = self.challenge
+        previous = self.challenge
         self.challenge = Challenge(self._random(NONCE_SIZE))
-        self._admitted = {self.challenge: set(), before: self._admitted[before]}
+        self._admitted = {self.challenge: set(), previous: self._admitted[previous]}
         self._remaining = TICKETS

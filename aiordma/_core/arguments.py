@@ -25,14 +25,14 @@ U64_MAX = (1 << 64) - 1
 _BOOLS = ("bool", "bool_")
 """The names of the bool classes of Python and of all numpy versions."""
 
-_OUTSIDE_A_HOST = frozenset("[]/")
+_URL_PUNCTUATION = frozenset("[]/")
 """Characters that a URL may contain next to the host, but that a host never contains."""
 
 
 def refusal(name: str, wanted: str, value: object, hint: str = "") -> str:
     """Return an error message that says what the argument must be and what was passed instead."""
-    came = "None" if value is None else f"{type(value).__name__} {brief(value)}"
-    return f"{name} must be {wanted}, not {came}" + (f"; {hint}" if hint else "")
+    actual = "None" if value is None else f"{type(value).__name__} {brief(value)}"
+    return f"{name} must be {wanted}, not {actual}" + (f"; {hint}" if hint else "")
 
 
 def integer(name: str, value: object, low: int | None = 0, high: int | None = U64_MAX) -> int:
@@ -56,8 +56,8 @@ def _index(name: str, value: object, low: int | None, high: int | None) -> int:
             raise TypeError
         return int(index(value))  # type: ignore[arg-type]  # index() checks the type
     except TypeError:
-        number = isinstance(value, SupportsFloat) and not is_bool
-        hint = "round it, for example with int()" if number else ""
+        is_real = isinstance(value, SupportsFloat) and not is_bool
+        hint = "round it, for example with int()" if is_real else ""
         raise TypeError(refusal(name, _range(low, high), value, hint)) from None
 
 
@@ -76,18 +76,18 @@ def integers(what: str, values: Mapping[str, object], high: int = U64_MAX) -> di
     return {name: integer(f"{what}.{name}", value, 0, high) for name, value in values.items()}
 
 
-def seconds(name: str, value: object, *, endless: bool = False) -> float:
+def seconds(name: str, value: object, *, allow_infinity: bool = False) -> float:
     """Check that `value` is a number of seconds, and return it as a float.
 
     Any real number is accepted, including numpy scalars, Fractions and Decimals.
 
     Raises:
         TypeError: `value` is not a real number. Bools and timedeltas do not count as numbers.
-        ValueError: `value` is NaN or negative, or is infinite although `endless` is false.
+        ValueError: `value` is NaN or negative, or is infinite although `allow_infinity` is false.
     """
     length = value if type(value) is float else real(name, value, "a number of seconds")
-    if not (0 <= length < math.inf or (endless and length == math.inf)):
-        finite = "" if endless else "finite "
+    if not (0 <= length < math.inf or (allow_infinity and length == math.inf)):
+        finite = "" if allow_infinity else "finite "
         raise ValueError(f"{name} must be a {finite}non-negative number of seconds, not {length}")
     return length
 
@@ -161,7 +161,7 @@ def host_name(name: str, value: object, wanted: str = "a str") -> str:
     except UnicodeError:
         what = "each part between dots must have 1 to 63 characters"
         raise ValueError(f"invalid host name {value!r}: {what}") from None
-    if value.count(":") == 1 or not _OUTSIDE_A_HOST.isdisjoint(
+    if value.count(":") == 1 or not _URL_PUNCTUATION.isdisjoint(
         value
     ):  # IPv6 addresses have at least two colons
         raise ValueError(

@@ -66,10 +66,12 @@ def transcript(client: Hello, server: Hello, client_qp: int, server_qp: int) -> 
     return hashlib.sha256(client.pack() + server.pack() + numbers).digest()
 
 
-def proof(key: bytes, role: str, client: bytes, server: bytes, connection: bytes) -> bytes:
+def proof(
+    key: bytes, role: str, client_nonce: bytes, server_nonce: bytes, connection: bytes
+) -> bytes:
     """Return the proof that `role` ("client" or "server") has the key."""
-    said = role.encode() + client + server + connection
-    return hmac.digest(_key_for(b"proof", key), said, "sha256")
+    message = role.encode() + client_nonce + server_nonce + connection
+    return hmac.digest(_key_for(b"proof", key), message, "sha256")
 
 
 def is_valid_proof(expected: bytes, given: bytes) -> bool:
@@ -96,8 +98,8 @@ def traffic_secrets(
     `shared` is the X25519 shared secret of the public keys `client` and `server`.
     """
     secret = _extract(_key_for(b"encryption", key), shared)
-    said = client + server + connection
-    return _expand(secret, b"client" + said), _expand(secret, b"server" + said)
+    info = client + server + connection
+    return _expand(secret, b"client" + info), _expand(secret, b"server" + info)
 
 
 def resume_key(secret: bytes) -> bytes:

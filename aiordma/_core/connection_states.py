@@ -65,41 +65,44 @@ class Transition(NamedTuple):
 _S, _E, _C = ConnectionState, LifecycleEvent, Cause
 
 
-def _ends(broken: Cause, other: Cause) -> dict[LifecycleEvent, Transition]:
+def _broken_or_aborted(broken: Cause, other: Cause) -> dict[LifecycleEvent, Transition]:
     return {_E.BROKEN: Transition(_S.ENDED, broken), _E.ABORTED: Transition(_S.ENDED, other)}
 
 
-def _finishes(broken: Cause, other: Cause) -> dict[LifecycleEvent, Transition]:
-    return {_E.FINISHED: Transition(_S.ENDED, other), **_ends(broken, other)}
+def _finished_broken_or_aborted(broken: Cause, other: Cause) -> dict[LifecycleEvent, Transition]:
+    return {_E.FINISHED: Transition(_S.ENDED, other), **_broken_or_aborted(broken, other)}
 
 
 _ROWS: dict[ConnectionState, dict[LifecycleEvent, Transition]] = {
     _S.CONNECTING: {
         _E.ESTABLISHED: Transition(_S.OPEN),
         _E.KEY_REQUIRED: Transition(_S.AUTHENTICATING),
-        **_ends(_C.GIVEN, _C.GIVEN),
+        **_broken_or_aborted(_C.GIVEN, _C.GIVEN),
     },
     _S.AUTHENTICATING: {
         _E.PROVED: Transition(_S.OPEN),
         _E.PEER_GOODBYE: Transition(_S.PEER_CLOSED),
-        **_ends(_C.GIVEN, _C.GIVEN),
+        **_broken_or_aborted(_C.GIVEN, _C.GIVEN),
     },
     _S.OPEN: {
         _E.CLOSE: Transition(_S.DRAINING),
         _E.PEER_GOODBYE: Transition(_S.PEER_CLOSED),
-        **_ends(_C.GIVEN, _C.GIVEN),
+        **_broken_or_aborted(_C.GIVEN, _C.GIVEN),
     },
     _S.DRAINING: {
         _E.DRAINED: Transition(_S.GOODBYE_SENT),
         _E.PEER_GOODBYE: Transition(_S.BOTH_CLOSING),
-        **_finishes(_C.GIVEN, _C.GIVEN),
+        **_finished_broken_or_aborted(_C.GIVEN, _C.GIVEN),
     },
     _S.GOODBYE_SENT: {
         _E.PEER_GOODBYE: Transition(_S.BOTH_CLOSING),
-        **_finishes(_C.CLOSED, _C.GIVEN),
+        **_finished_broken_or_aborted(_C.CLOSED, _C.GIVEN),
     },
-    _S.PEER_CLOSED: {_E.CLOSE: Transition(_S.BOTH_CLOSING), **_finishes(_C.PEER, _C.PEER)},
-    _S.BOTH_CLOSING: _finishes(_C.PEER, _C.PEER),
+    _S.PEER_CLOSED: {
+        _E.CLOSE: Transition(_S.BOTH_CLOSING),
+        **_finished_broken_or_aborted(_C.PEER, _C.PEER),
+    },
+    _S.BOTH_CLOSING: _finished_broken_or_aborted(_C.PEER, _C.PEER),
     _S.ENDED: {_E.RELEASED: Transition(_S.CLOSED)},
     _S.CLOSED: {},
 }
@@ -112,14 +115,14 @@ TRANSITIONS: Mapping[tuple[ConnectionState, LifecycleEvent], Transition] = Mappi
 A pair that is missing both here and in IGNORED indicates a bug in the library.
 """
 
-_LATE = (_E.CLOSE, _E.DRAINED, _E.PEER_GOODBYE, _E.FINISHED, _E.BROKEN, _E.ABORTED)
+_IGNORED_AFTER_END = (_E.CLOSE, _E.DRAINED, _E.PEER_GOODBYE, _E.FINISHED, _E.BROKEN, _E.ABORTED)
 
 IGNORED: frozenset[tuple[ConnectionState, LifecycleEvent]] = frozenset(
     {
         *((state, _E.CLOSE) for state in (_S.DRAINING, _S.GOODBYE_SENT, _S.BOTH_CLOSING)),
         *((state, _E.PEER_GOODBYE) for state in (_S.PEER_CLOSED, _S.BOTH_CLOSING)),
         (_S.BOTH_CLOSING, _E.DRAINED),  # no goodbye is sent to a peer that has left
-        *((state, event) for state in (_S.ENDED, _S.CLOSED) for event in _LATE),
+        *((state, event) for state in (_S.ENDED, _S.CLOSED) for event in _IGNORED_AFTER_END),
     }
 )
 """Events that may occur in a state but have no effect there."""

@@ -23,7 +23,7 @@ VARIABLES = (
 )
 
 # Kubernetes sets these variables in its pods for a service called "aiordma" or "aiordma-...".
-_OF_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
+_KUBERNETES_VARIABLE = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -39,7 +39,7 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
         if value
         and name.upper().startswith(PREFIX)
         and name not in VARIABLES
-        and not (in_pod and _OF_SERVICE.fullmatch(name))
+        and not (in_pod and _KUBERNETES_VARIABLE.fullmatch(name))
     }
 
 
@@ -57,6 +57,6 @@ def _nearest(name: str) -> str:
 
     rest = name.removeprefix(PREFIX)
     known = {variable.removeprefix(PREFIX): variable for variable in VARIABLES}
-    parts = [it for it in known if it == rest or it.endswith(f"_{rest}")]
-    near = parts or get_close_matches(rest, known, 1)
-    return known[near[0]] if near else ""
+    suffix_matches = [it for it in known if it == rest or it.endswith(f"_{rest}")]
+    candidates = suffix_matches or get_close_matches(rest, known, 1)
+    return known[candidates[0]] if candidates else ""

@@ -98,10 +98,10 @@ _ENDPOINT_BOUNDS = {
 }
 
 
-def _check(message: object, bounds: dict[str, tuple[int, int]]) -> None:
+def _check_bounds(message: object, bounds: dict[str, tuple[int, int]]) -> None:
     for name, (low, high) in bounds.items():
         value = integer(name, getattr(message, name), None, None)
-        object.__setattr__(message, name, value)
+        object.__setattr__(message, name, value)  # store numpy integers as int
         if not low <= value <= high:
             raise ValueError(f"{name} must be between {low} and {high}, not {value}")
 
@@ -144,7 +144,7 @@ class Hello:
     """Whether queue pairs may be added (protocol.RailOffer). A reply sets it only if requested."""
 
     def __post_init__(self) -> None:
-        _check(self, _HELLO_BOUNDS)
+        _check_bounds(self, _HELLO_BOUNDS)
 
     def pack(self) -> bytes:
         """Encode the hello as HELLO_SIZE bytes."""
@@ -223,7 +223,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         if len(self.gid) != 16:
             raise ValueError(f"gid must be 16 bytes long, not {len(self.gid)}")
-        _check(self, _ENDPOINT_BOUNDS)
+        _check_bounds(self, _ENDPOINT_BOUNDS)
 
     def pack(self) -> bytes:
         """Encode the endpoint as ENDPOINT_SIZE bytes."""

@@ -29,12 +29,12 @@ def lazy_exports(
     export must not have the name of a submodule, because importing that submodule would hide it.
     """
     module_of = {name: module for module, listed in names.items() for name in listed.split()}
-    inner = {name[1:] for name in names if name.startswith(".") and "." not in name[1:]}
+    submodules = {name[1:] for name in names if name.startswith(".") and "." not in name[1:]}
 
     def load(name: str) -> Any:
         if name in module_of:
             value = getattr(import_module(module_of[name], package), name)
-        elif name in inner:
+        elif name in submodules:
             value = import_module(f".{name}", package)
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -43,6 +43,6 @@ def lazy_exports(
         return value
 
     def listed() -> list[str]:
-        return sorted({*vars(modules[package]), *module_of, *inner})
+        return sorted({*vars(modules[package]), *module_of, *submodules})
 
     return sorted(module_of), load, listed

@@ -414,7 +414,7 @@ _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
 }
 
 
-def _check(message: Message) -> None:
+def _check_constraints(message: Message) -> None:
     """Check the constraints that codecs cannot express. Raises ValueError."""
     if isinstance(message, ReceiveSize) and message.size < MIN_RECEIVE:
         raise ValueError(
@@ -440,7 +440,7 @@ def _unpack(data: bytes | bytearray | memoryview) -> object:
     return value
 
 
-def _is(value: object, number: int) -> bool:
+def _is_int_equal_to(value: object, number: int) -> bool:
     # 1.0 and True compare equal to 1, but are not valid here.
     return type(value) is int and value == number
 
@@ -455,7 +455,7 @@ def encode(message: Message) -> bytes:
 def _encode(message: Message) -> bytes:
     number = NUMBERS[type(message)]
     _, codecs = _FORMATS[number]
-    _check(message)
+    _check_constraints(message)
     values = []
     name = ""
     try:
@@ -474,9 +474,9 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     if len(data) > MAX_LENGTH:
         raise ProtocolError(f"the peer sent a control message that is too long: {len(data)} bytes")
     envelope = _unpack(data)
-    if type(envelope) is not list or not envelope or not _is(envelope[0], MAGIC):
+    if type(envelope) is not list or not envelope or not _is_int_equal_to(envelope[0], MAGIC):
         raise ProtocolError("the peer sent a message that is not an aiordma control message")
-    if len(envelope) < 2 or not _is(envelope[1], VERSION):
+    if len(envelope) < 2 or not _is_int_equal_to(envelope[1], VERSION):
         raise ProtocolError(
             f"the peer uses version {envelope[1:2]!r:.40} of the control protocol, but this "
             f"side uses [{VERSION}]; run the same release of aiordma on both sides"
@@ -486,10 +486,10 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
             f"the peer sent a control message with {len(envelope)} parts instead of 5"
         )
     _, _, number, request_id, body = envelope
-    known = _FORMATS.get(number) if type(number) is int else None
-    if known is None:
+    message_format = _FORMATS.get(number) if type(number) is int else None
+    if message_format is None:
         raise ProtocolError(f"the peer sent a control message of unknown type {number!r:.40}")
-    cls, codecs = known
+    cls, codecs = message_format
     if type(body) is not list or len(body) != len(codecs) - 1:
         raise ProtocolError(
             f"the peer sent an invalid {cls.__name__}: expected a list of {len(codecs) - 1} fields"
@@ -505,7 +505,7 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         ) from None
     message = cls(*values)
     try:
-        _check(message)
+        _check_constraints(message)
     except ValueError as error:
         raise ProtocolError(f"the peer sent an invalid {cls.__name__}: {error}") from None
     return message
@@ -524,7 +524,7 @@ CUT_OFF = Goodbye(
 _FAILURE = re.compile("([A-Za-z_][A-Za-z0-9_]{0,63})(?: ([0-9]{1,20}) of ([0-9]{1,20}))?")
 
 
-def failed(error: BaseException) -> Goodbye:
+def failure_goodbye(error: BaseException) -> Goodbye:
     """Return the goodbye to send when an exception ends the connection.
 
     It contains the name of the exception's type, but not its text, which may contain private data.
@@ -539,13 +539,14 @@ def failed(error: BaseException) -> Goodbye:
     return Goodbye(0, GoodbyeCode.FAILED, text)
 
 
-def failure(goodbye: Goodbye, max_message: int) -> str:
+def describe_failure(goodbye: Goodbye, max_message: int) -> str:
     """Describe the failure that the peer's goodbye reports.
 
     `max_message` is the longest message that this side accepts, in bytes. Only an exception name
     and numbers are copied from the peer's text.
     """
     found = _FAILURE.fullmatch(goodbye.text)
+    # Trust the numbers only if the peer's limit is the one that this side announced.
     name, amount, limit = found.groups("0") if found else ("an exception", "0", "0")
     text = f"the peer's program ended the connection with {name}: "
     if name == MessageTooLongError.__name__ and int(amount) > int(limit) == max_message:

@@ -86,18 +86,18 @@ class Transition(NamedTuple):
 
 def _rows() -> Iterator[Transition]:
     for qp_type, current, following, required, optional in STEPS:
-        changes = 0 if current == following else QPAttrMask.STATE
+        state_bit = 0 if current == following else QPAttrMask.STATE
         yield Transition(
             QPType(qp_type),
             QPState(current),
             QPState(following),
-            QPAttrMask(required | changes),
-            QPAttrMask(optional | (QPAttrMask.STATE & ~changes)),
+            QPAttrMask(required | state_bit),
+            QPAttrMask(optional | (QPAttrMask.STATE & ~state_bit)),
         )
     # IBTA 10.3.1 allows transitions to RESET and ERR from every state, except from RESET to ERR.
     # They take no attributes other than the state.
-    there = sorted({(qp_type, current) for qp_type, current, *_ in STEPS})
-    for qp_type, current in (*there, *((it, QPState.ERR) for it in QPType)):
+    known_states = sorted({(qp_type, current) for qp_type, current, *_ in STEPS})
+    for qp_type, current in (*known_states, *((it, QPState.ERR) for it in QPType)):
         for following in (QPState.RESET, QPState.ERR):
             if (current, following) != (QPState.RESET, QPState.ERR):
                 masks = (QPAttrMask.STATE, NO_ATTRIBUTES)
@@ -151,8 +151,9 @@ class TransitionCheck(NamedTuple):
             return ""
         step = f"{self.qp_type.name} {self.current.name} -> {self.next.name}"
         if not self.is_transition:
-            there = ", ".join(s.name for s in next_states(self.qp_type, self.current)) or "none"
-            return f"{step} is not a transition; valid states after {self.current.name}: {there}"
+            states = next_states(self.qp_type, self.current)
+            valid = ", ".join(state.name for state in states) or "none"
+            return f"{step} is not a transition; valid states after {self.current.name}: {valid}"
         parts = []
         if self.missing:
             parts.append(f"missing: {attribute_names(self.missing)}")
@@ -172,12 +173,19 @@ def check_transition(
     """
     row = TRANSITIONS.get((qp_type, current, next))
     if row is None:
-        return TransitionCheck(qp_type, current, next, False, NO_ATTRIBUTES, NO_ATTRIBUTES)
+        return TransitionCheck(
+            qp_type,
+            current,
+            next,
+            is_transition=False,
+            missing=NO_ATTRIBUTES,
+            forbidden=NO_ATTRIBUTES,
+        )
     return TransitionCheck(
         qp_type,
         current,
         next,
-        True,
-        QPAttrMask(row.required & ~mask),
-        QPAttrMask(mask & ~int(row.required | row.optional)),
+        is_transition=True,
+        missing=QPAttrMask(row.required & ~mask),
+        forbidden=QPAttrMask(mask & ~int(row.required | row.optional)),
     )

@@ -22,13 +22,13 @@ MAX_PRINTABLE = 256
 """The default limit on the characters of a peer's text in an error or a log."""
 
 
-def pack_refusal(text: str, *, of_key: bool = False) -> bytes:
+def pack_refusal(text: str, *, key_missing: bool = False) -> bytes:
     """Encode a refusal in REFUSAL_SIZE bytes. Text that does not fit is truncated.
 
-    Set `of_key` if the reason for the refusal is that the peer does not have the key.
+    Set `key_missing` if the reason for the refusal is that the peer does not have the key.
     """
-    said = text.encode(errors="replace")[: REFUSAL_SIZE - len(_MAGIC)]
-    return ((_KEY_MAGIC if of_key else _MAGIC) + said).ljust(REFUSAL_SIZE, b"\0")
+    encoded = text.encode(errors="replace")[: REFUSAL_SIZE - len(_MAGIC)]
+    return ((_KEY_MAGIC if key_missing else _MAGIC) + encoded).ljust(REFUSAL_SIZE, b"\0")
 
 
 def unpack_refusal(data: bytes) -> str | None:
@@ -39,19 +39,19 @@ def unpack_refusal(data: bytes) -> str | None:
     return printable(text, REFUSAL_SIZE)
 
 
-def is_of_key(data: bytes) -> bool:
+def is_missing_key_refusal(data: bytes) -> bool:
     """Return whether the refusal `data` says that the peer does not have the key."""
     return data.startswith(_KEY_MAGIC)
 
 
-def printable(text: str, longest: int = MAX_PRINTABLE) -> str:
-    """Return a peer's text as one line of at most `longest` characters, for errors and logs.
+def printable(text: str, max_length: int = MAX_PRINTABLE) -> str:
+    """Return a peer's text as one line of at most `max_length` characters, for errors and logs.
 
     Control characters, line breaks and Unicode direction marks are escaped as in Python literals,
     so that terminals and log viewers do not interpret them.
     """
     shown = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text[: longest + 1]
+        for letter in text[: max_length + 1]
     )
-    return shown if len(shown) <= longest else shown[: longest - 3] + "..."
+    return shown if len(shown) <= max_length else shown[: max_length - 3] + "..."

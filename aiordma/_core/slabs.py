@@ -25,16 +25,16 @@ class SlabAllocator:
     """
 
     __slots__ = (
-        "_classes", "_free", "_freed", "_shift", "_slabs", "_smallest_bits", "_used", "_used_bytes",
-        "slab_size", "smallest",
+        "_classes", "_free", "_freed_since_join", "_slab_shift", "_slabs", "_smallest_bits",
+        "_used", "_used_bytes", "slab_size", "smallest",
     )  # fmt: skip
 
     def __init__(self, slab_size: int, smallest: int) -> None:
         self.slab_size = slab_size
         self.smallest = smallest
-        self._shift = slab_size.bit_length() - 1
+        self._slab_shift = slab_size.bit_length() - 1
         self._smallest_bits = smallest.bit_length() - 1
-        self._classes = self._shift - self._smallest_bits + 1
+        self._classes = self._slab_shift - self._smallest_bits + 1
         # A block is identified by its place, the integer slab << shift | offset. `_free` has a list
         # of free places for each size class. Class 0 has the smallest blocks. `_used` maps each
         # allocated place to its size class.
@@ -42,13 +42,13 @@ class SlabAllocator:
         self._used: dict[int, int] = {}
         self._slabs: set[int] = set()
         self._used_bytes = 0
-        self._freed = False  # whether blocks were freed since buddies were last joined
+        self._freed_since_join = False  # whether blocks were freed since buddies were last joined
 
     def add_slab(self) -> int:
         """Add a free slab under the lowest unused index, and return the index."""
         slab = next(index for index in range(len(self._slabs) + 1) if index not in self._slabs)
         self._slabs.add(slab)
-        self._free[-1].append(slab << self._shift)
+        self._free[-1].append(slab << self._slab_shift)
         return slab
 
     def allocate(self, size: int) -> tuple[int, int] | None:
@@ -57,47 +57,49 @@ class SlabAllocator:
         ``size`` must be from 1 to ``slab_size``. Returns None if no slab has room. The caller can
         then add a slab, or wait until a block is freed.
         """
-        wanted = max(0, (size - 1).bit_length() - self._smallest_bits)
-        free = self._free[wanted]
-        place = free.pop() if free else self._split(wanted)
+        wanted_class = max(0, (size - 1).bit_length() - self._smallest_bits)
+        free = self._free[wanted_class]
+        place = free.pop() if free else self._split(wanted_class)
         if place is None:
             return None
-        self._used[place] = wanted
-        self._used_bytes += self.smallest << wanted
-        return place >> self._shift, place & (self.slab_size - 1)
+        self._used[place] = wanted_class
+        self._used_bytes += self.smallest << wanted_class
+        return place >> self._slab_shift, place & (self.slab_size - 1)
 
-    def _split(self, wanted: int) -> int | None:
-        found = self._larger(wanted)
+    def _split(self, wanted_class: int) -> int | None:
+        found = self._find_larger_class(wanted_class)
         unused = len(self._slabs) * self.slab_size - self._used_bytes
-        if found is None and self._freed and unused >= self.smallest << wanted:
-            self._join()
-            found = wanted if self._free[wanted] else self._larger(wanted)
+        if found is None and self._freed_since_join and unused >= self.smallest << wanted_class:
+            self._join_buddies()
+            found = (
+                wanted_class if self._free[wanted_class] else self._find_larger_class(wanted_class)
+            )
         if found is None:
             return None
         place = self._free[found].pop()
-        for smaller in range(found - 1, wanted - 1, -1):
+        for smaller in range(found - 1, wanted_class - 1, -1):
             self._free[smaller].append(place + (self.smallest << smaller))
         return place
 
-    def _larger(self, wanted: int) -> int | None:
-        for larger in range(wanted + 1, self._classes):
+    def _find_larger_class(self, wanted_class: int) -> int | None:
+        for larger in range(wanted_class + 1, self._classes):
             if self._free[larger]:
                 return larger
         return None
 
     def free(self, slab: int, offset: int) -> None:
         """Free a block. Raises BufferStateError if it is not allocated (double free)."""
-        place = slab << self._shift | offset
+        place = slab << self._slab_shift | offset
         size_class = self._used.pop(place, None) if 0 <= offset < self.slab_size else None
         if size_class is None:
             raise BufferStateError(f"no block is allocated at offset {offset} in slab {slab}")
         self._free[size_class].append(place)
         self._used_bytes -= self.smallest << size_class
-        self._freed = True
+        self._freed_since_join = True
 
-    def _join(self) -> None:
+    def _join_buddies(self) -> None:
         """Merge all pairs of free buddies, beginning with the smallest size class."""
-        self._freed = False
+        self._freed_since_join = False
         for size_class in range(self._classes - 1):
             bit = self.smallest << size_class
             places = set(self._free[size_class])
@@ -115,11 +117,11 @@ class SlabAllocator:
 
         The caller may then deregister the removed slabs. Their indexes will be reused.
         """
-        self._join()
-        whole = self._free[-1]
-        whole.sort(reverse=True)
-        spare = max(0, len(whole) - keep)
-        gone = [place >> self._shift for place in whole[:spare]]
-        del whole[:spare]
-        self._slabs.difference_update(gone)
-        return gone
+        self._join_buddies()
+        free_slabs = self._free[-1]
+        free_slabs.sort(reverse=True)
+        spare = max(0, len(free_slabs) - keep)
+        removed = [place >> self._slab_shift for place in free_slabs[:spare]]
+        del free_slabs[:spare]
+        self._slabs.difference_update(removed)
+        return removed

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import NoReturn
 
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def unique(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
@@ -20,11 +20,11 @@ def unique(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _no_number(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a valid JSON number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_no_number)
+_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_reject_constant)
 
 
 def parse_json(data: bytes | str) -> object:
@@ -37,7 +37,8 @@ def parse_json(data: bytes | str) -> object:
     text = data if isinstance(data, str) else data.decode()
     try:
         value: object = _DECODER.decode(text)
-        if _HALF.search(text):
+        if _SURROGATE_ESCAPE.search(text):
+            # Encoding raises UnicodeEncodeError, a ValueError, for an unpaired surrogate.
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deeply") from None

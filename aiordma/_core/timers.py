@@ -32,18 +32,18 @@ _RNR_MILLISECONDS = (
 _TOLERANCE = 1 - 1e-9
 
 
-def ack_seconds(name: str, value: object, *, endless: bool = False) -> float:
+def ack_seconds(name: str, value: object, *, allow_infinity: bool = False) -> float:
     """Check an ACK timeout in seconds, and return it as a float.
 
     An integer from 1 to 31 raises ValueError, because it is probably an encoded timeout.
     """
     _refuse_encoded(name, value, decode_ack_timeout)
-    return as_seconds(name, value, endless=endless)
+    return as_seconds(name, value, allow_infinity=allow_infinity)
 
 
 def encode_ack_timeout(seconds: float) -> int:
     """Return the exponent of the shortest timeout of at least ``seconds``, or 0 for infinity."""
-    seconds = ack_seconds("an ack timeout", seconds, endless=True)
+    seconds = ack_seconds("an ack timeout", seconds, allow_infinity=True)
     if seconds == math.inf:
         return 0
     if not 0 < seconds <= ACK_TIMEOUT_UNIT * 2**31:
@@ -66,7 +66,7 @@ def decode_ack_timeout(exponent: int) -> float:
 def encode_rnr_timer(seconds: float) -> int:
     """Return the code of the shortest RNR delay of at least ``seconds`` (0 to 0.65536)."""
     _refuse_encoded("an RNR timer", seconds, decode_rnr_timer)
-    seconds = as_seconds("an RNR timer", seconds, endless=True)
+    seconds = as_seconds("an RNR timer", seconds, allow_infinity=True)
     if not 0 <= seconds <= _RNR_MILLISECONDS[-1] / 1000:
         raise ValueError(f"an RNR timer must be from 0 to 0.65536 seconds, not {seconds}")
     return (bisect_left(_RNR_MILLISECONDS, seconds * 1000 * _TOLERANCE) + 1) % 32

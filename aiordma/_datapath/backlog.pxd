@@ -18,15 +18,21 @@ cdef class Backlog:
     cdef WorkRequest first(self)
     cdef bint remove(self, WorkRequest work) except -1
     cdef list take_all(self)
-    cdef int take_over(self, Backlog before) except -1
+    cdef int take_over(self, Backlog previous) except -1
     cdef int update_wait(self) except -1
     cdef bint has_posted(self, uint64_t number) except -1
+
+
+cdef enum:  # values of `is_first`
+    IS_LAST = 0
+    IS_FIRST = 1
 
 
 @cython.final
 cdef class Leftovers:
     cdef list posted, unposted         # work for another rail, in order; None once taken
-    cdef list returned, late           # receive blocks from before and after the rail broke
+    cdef list returned_receives        # receive blocks from before the rail broke
+    cdef list late_receives            # receive blocks that it was to post afterwards
     cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1
     cdef list take_works(self, list between)
     cdef list take_receives(self)

@@ -36,13 +36,13 @@ cdef class Backlog:
         self.update_wait()
         return works
 
-    cdef int take_over(self, Backlog before) except -1:
-        """Insert the work of `before`, including its numbers, in front of this backlog's work."""
-        before.works.update(self.works)
-        self.works, before.works = before.works, collections.OrderedDict()
-        self.latest = max(self.latest, before.latest)
-        before.held = False
-        before.update_wait()
+    cdef int take_over(self, Backlog previous) except -1:
+        """Insert the work of `previous`, including its numbers, in front of this backlog's work."""
+        previous.works.update(self.works)
+        self.works, previous.works = previous.works, collections.OrderedDict()
+        self.latest = max(self.latest, previous.latest)
+        previous.held = False
+        previous.update_wait()
         return self.update_wait()
 
     cdef int update_wait(self) except -1:
@@ -61,7 +61,7 @@ cdef class Leftovers:
     """Work and receives of a broken rail, for the rail on which the session continues."""
 
     def __cinit__(self):
-        self.posted, self.unposted, self.returned, self.late = [], [], [], []
+        self.posted, self.unposted, self.returned_receives, self.late_receives = [], [], [], []
 
     cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1:
         work.kept = True
@@ -80,5 +80,6 @@ cdef class Leftovers:
         return works
 
     cdef list take_receives(self):
-        blocks, self.returned, self.late = self.returned + self.late, [], []
+        blocks = self.returned_receives + self.late_receives
+        self.returned_receives, self.late_receives = [], []
         return blocks

@@ -18,8 +18,10 @@ cdef class Controls:
     cdef Fifo waiting
     cdef list spare_blocks
     cdef uint32_t latest_request
-    cdef uint32_t answers, max_answers  # queued messages without a waiter, and their limit
-    cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1
+    cdef uint32_t responses, max_responses  # queued messages without a waiter, and their limit
+    cdef int queue_response(
+        self, int kind, bytes content, uint32_t window_key, bint is_goodbye=*
+    ) except -1
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
     cdef int drop_window_keys(self) except -1
     cdef int resume(self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing) except -1

@@ -38,7 +38,7 @@ cdef class Controls:
     def __init__(self, Outbox outbox not None, FrameHandler session not None):
         self.outbox, self.session = outbox, session
         self.waiting, self.spare_blocks = Fifo(), []
-        self.max_answers = 4 * protocol.MAX_UNANSWERED  # a correct peer causes fewer
+        self.max_responses = 4 * protocol.MAX_UNANSWERED  # a correct peer causes fewer
 
     def take_spare_blocks(self, pool: Pool, count: int = SPARE_BLOCKS):
         for _ in range(count):
@@ -63,17 +63,19 @@ cdef class Controls:
         if self.session is None:
             return
         if future is None:
-            self.answer(CONTROL, content, 0, isinstance(message, protocol.Goodbye))
+            self.queue_response(CONTROL, content, 0, isinstance(message, protocol.Goodbye))
         else:
-            self.waiting.append((CONTROL, content, future, self.outbox.lead.backlog.latest, 0))
+            self.waiting.append((CONTROL, content, future, self.outbox.lead_rail.backlog.latest, 0))
             self.session.flush()
 
-    cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1:
-        self.answers += 1
-        if self.answers > self.max_answers and not always:
+    cdef int queue_response(
+        self, int kind, bytes content, uint32_t window_key, bint is_goodbye=False
+    ) except -1:
+        self.responses += 1
+        if self.responses > self.max_responses and not is_goodbye:
             self.outbox.owner.violated(
                 ProtocolError(
-                    f"the peer does not return credits, and {self.max_answers} responses are "
+                    f"the peer does not return credits, and {self.max_responses} responses are "
                     "waiting for them"
                 )
             )
@@ -92,12 +94,12 @@ cdef class Controls:
             and self.send_frame(RNDV_ACK, content, None, window_key)
         ):
             return 0
-        return self.answer(RNDV_ACK, content, window_key, False)
+        return self.queue_response(RNDV_ACK, content, window_key)
 
     cdef int drop_window_keys(self) except -1:
         """Drop the window keys of waiting messages, because they are valid only on the old rail."""
-        for kind, content, future, behind, _ in self.waiting.take_all():
-            self.waiting.append((kind, content, future, behind, 0))
+        for kind, content, future, backlog_position, _ in self.waiting.take_all():
+            self.waiting.append((kind, content, future, backlog_position, 0))
         return 0
 
     cdef int resume(
@@ -130,26 +132,28 @@ cdef class Controls:
     def withdraw(self, future):
         """Drop the control message of `future` unless it has been sent."""
         for item in self.waiting.all():
-            if item[2] is future:
+            _, _, waiter, _, _ = item
+            if waiter is future:
                 self.waiting.remove(item)
                 return
 
     cdef int flush(self) except -1:
         while self.waiting.size() and can_send(self):
             item = self.waiting.first()
-            if item[3] and not self.outbox.lead.backlog.has_posted(item[3]):
+            _, _, _, backlog_position, _ = item
+            if backlog_position and not self.outbox.lead_rail.backlog.has_posted(backlog_position):
                 # This message has to follow a write that has not been posted yet. Send responses
                 # first, because the write may depend on the peer receiving one of them.
-                answers = [it for it in self.waiting.all() if it[2] is None]
-                if not answers:
+                responses = [each for each in self.waiting.all() if each[2] is None]  # no future
+                if not responses:
                     break
-                item = answers[0]
-            kind, content, future, _, key = item
+                item = responses[0]
+            kind, content, future, _, window_key = item
             self.waiting.remove(item)
-            if not self.send_frame(kind, content, future, key):
+            if not self.send_frame(kind, content, future, window_key):
                 self.waiting.appendleft(item)
                 break
-            self.answers -= future is None
+            self.responses -= future is None
         return 0
 
     cdef bint send_frame(
@@ -162,12 +166,12 @@ cdef class Controls:
         """
         cdef Outbox outbox = self.outbox
         cdef uint32_t length = HEADER + <uint32_t> len(content)
-        cdef PoolBlock block = outbox.pool.take_fast(length + outbox.room.tag_size)
+        cdef PoolBlock block = outbox.pool.take_fast(length + outbox.peer_room.tag_size)
         cdef list spare_blocks = None
         cdef Frame frame
         if block is None:
             try:
-                block = (<object> outbox.pool)._block(length + outbox.room.tag_size)
+                block = (<object> outbox.pool)._block(length + outbox.peer_room.tag_size)
             except (RDMAError, OSError, MemoryError):
                 if not self.spare_blocks:
                     return False
@@ -194,6 +198,6 @@ cdef bint can_send(Controls controls) noexcept:
     """Return whether there is a control credit and a free entry in the send queue."""
     return (
         controls.outbox.credits.may_send_control()
-        and controls.outbox.lead.free > 0
+        and controls.outbox.lead_rail.free > 0
         and not controls.outbox.flags & SWITCHING
     )

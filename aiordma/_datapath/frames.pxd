@@ -62,8 +62,12 @@ cdef uint32_t validate_bundle(const unsigned char *bytes, uint32_t length) excep
 
 
 cdef class Credits:
-    cdef uint32_t data, control, data_limit, control_limit, data_receives, control_receives
-    cdef uint32_t data_threshold, held_data, held_control, owed_data, owed_control
+    cdef uint32_t data, control        # credits that this side has
+    cdef uint32_t data_limit, control_limit  # the peer's receives
+    cdef uint32_t data_receives, control_receives  # this side's receives
+    cdef uint32_t used_data_receives, used_control_receives  # not posted again yet
+    cdef uint32_t owed_data, owed_control  # credits to return to the peer
+    cdef uint32_t data_threshold       # owed data credits that make a CREDIT frame due
     cdef bint may_send_control(self) noexcept
     cdef bint credit_frame_due(self) noexcept
     cpdef int received(self, int kind, uint32_t control, uint32_t data) except -1
@@ -78,15 +82,15 @@ cdef class PeerRoom:
     cdef uint32_t tag_size             # bytes that encryption adds to a frame
     cdef uint64_t max_message          # bytes
     cdef object changes                # announced sizes that are not reached yet: (first, size)
-    cdef int use(self, object size) except -1
-    cdef int change(self) except -1
+    cdef int set_size(self, object size) except -1
+    cdef int apply_changes(self) except -1
 
     cdef inline bint fits(self, uint64_t length) noexcept:
         return HEADER + length <= self.size
 
     cdef inline int count_sent(self) except -1:
         self.sent += 1
-        return self.change() if self.changes else 0
+        return self.apply_changes() if self.changes else 0
 
 
 cdef inline uint32_t next_number(uint32_t latest) noexcept:

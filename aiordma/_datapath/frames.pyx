@@ -27,8 +27,8 @@ cdef uint64_t bundled_size(uint64_t length) noexcept:
 
 cdef uint32_t validate_bundle(const unsigned char *bytes, uint32_t length) except 0:
     """Return the number of messages in a bundle. Raises ProtocolError if any part is invalid."""
-    cdef uint32_t offset = HEADER, count = 0, word, size, i
-    cdef uint64_t whole
+    cdef uint32_t offset = HEADER, count = 0, length_word, size, i
+    cdef uint64_t entry_size
     cdef const BundleEntry *entry
     while True:
         if length - offset < sizeof(BundleEntry):
@@ -36,19 +36,19 @@ cdef uint32_t validate_bundle(const unsigned char *bytes, uint32_t length) excep
         if count == MAX_BUNDLE:
             raise ProtocolError(f"the peer sent a bundle of more than {MAX_BUNDLE} messages")
         entry = <const BundleEntry *> (bytes + offset)
-        word = le32toh(entry.length)
-        size = word & ~ENTRY_HAS_IMM
-        whole = bundled_size(size)
-        if whole > length - offset:
+        length_word = le32toh(entry.length)
+        size = length_word & ~ENTRY_HAS_IMM
+        entry_size = bundled_size(size)
+        if entry_size > length - offset:
             raise ProtocolError(
                 f"the peer sent a bundle with a message of {size} bytes, longer than the bundle"
             )
-        if entry.imm and not word & ENTRY_HAS_IMM:
+        if entry.imm and not length_word & ENTRY_HAS_IMM:
             raise ProtocolError("the peer sent a bundle with unexpected immediate data")
-        for i in range(<uint32_t> sizeof(BundleEntry) + size, <uint32_t> whole):
+        for i in range(<uint32_t> sizeof(BundleEntry) + size, <uint32_t> entry_size):
             if bytes[offset + i]:
                 raise ProtocolError("the peer sent a bundle with nonzero bytes between its messages")
-        offset += <uint32_t> whole
+        offset += <uint32_t> entry_size
         count += 1
         if offset == length:
             return count
@@ -122,6 +122,7 @@ cdef class Credits:
         return False
 
     cpdef int received(self, int kind, uint32_t control, uint32_t data) except -1:
+        """Validate and count a frame that returns `control` and `data` credits."""
         if control > self.control_limit - self.control:
             raise ProtocolError(f"the peer returned {control} control credits, more than it has")
         if data > self.data_limit - self.data:
@@ -129,27 +130,29 @@ cdef class Credits:
         if kind == CREDIT and not control and not data:
             raise ProtocolError("the peer sent a CREDIT frame that returns no credits")
         if carries_message(kind):
-            if self.held_data + self.owed_data >= self.data_receives:
+            if self.used_data_receives + self.owed_data >= self.data_receives:
                 raise ProtocolError(f"the peer sent a {frame_name(kind)} frame without a credit")
-            self.held_data += 1
+            self.used_data_receives += 1
         else:
-            if self.held_control + self.owed_control >= self.control_receives:
+            if self.used_control_receives + self.owed_control >= self.control_receives:
                 raise ProtocolError(f"the peer sent a {frame_name(kind)} frame without a credit")
-            self.held_control += 1
+            self.used_control_receives += 1
         self.control += control
         self.data += data
         return 0
 
     cdef int reposted_data(self, uint32_t count) except -1:
         """Count receives that were posted again after their messages were taken."""
-        if count > self.held_data:
-            raise InternalError(f"{count} data receives were reposted, but only {self.held_data} were used")
-        self.held_data -= count
+        if count > self.used_data_receives:
+            raise InternalError(
+                f"{count} data receives were reposted, but only {self.used_data_receives} were used"
+            )
+        self.used_data_receives -= count
         self.owed_data += count
         return 0
 
     cdef void reposted_control(self) noexcept:
-        self.held_control -= 1
+        self.used_control_receives -= 1
         self.owed_control += 1
 
     # ---- for tests ----
@@ -172,14 +175,14 @@ cdef class Credits:
     def account(self) -> tuple[int, int, int, int, int, int]:
         """Return the counters that change, in the form that `load` accepts."""
         return (
-            self.data, self.control, self.held_data, self.owed_data, self.held_control,
-            self.owed_control,
+            self.data, self.control, self.used_data_receives, self.owed_data,
+            self.used_control_receives, self.owed_control,
         )
 
     def load(self, account: tuple[int, ...]):
         (
-            self.data, self.control, self.held_data, self.owed_data, self.held_control,
-            self.owed_control,
+            self.data, self.control, self.used_data_receives, self.owed_data,
+            self.used_control_receives, self.owed_control,
         ) = account
 
 
@@ -200,15 +203,15 @@ cdef class PeerRoom:
     def __cinit__(self, size: int, largest: int, tag_size: int, max_message: int):
         self.largest, self.tag_size, self.max_message = largest, tag_size, max_message
         self.changes = collections.deque()
-        self.use(size)
+        self.set_size(size)
 
-    cdef int use(self, object size) except -1:
+    cdef int set_size(self, object size) except -1:
         self.size = min(size, self.largest) - self.tag_size
         return 0
 
-    cdef int change(self) except -1:
+    cdef int apply_changes(self) except -1:
         while self.changes and self.changes[0][0] <= self.sent:
-            self.use(self.changes.popleft()[1])
+            self.set_size(self.changes.popleft()[1])
         return 0
 
     @cython.wraparound(True)
@@ -224,7 +227,7 @@ cdef class PeerRoom:
         if len(self.changes) == MAX_SIZE_CHANGES:
             raise ProtocolError("the peer changes the size of its receives too often")
         self.changes.append((first, size))
-        self.change()
+        self.apply_changes()
 
     # ---- for tests ----
 

@@ -24,16 +24,16 @@ cdef class Wakeups:
     cdef public bint calling_back      # a drain is calling back waiting tasks
     cdef public bint defers_callbacks  # callbacks go through the loop while a task is running
     cdef unsigned long thread          # thread of the drain that calls back
-    cdef object finished_future
+    cdef object done_future
     cdef object first_raised           # first error to raise at the end of the drain
     cdef public object brief_spin  # type: Callable[[int], object] | None
     cdef public uint32_t brief_spin_us
-    cdef uint32_t spins_left, misses, short_spins
+    cdef uint32_t spins_left, spin_backoff, short_spins_left
     cdef bint is_in_loop(self) except -1
     cdef int begin_drain(self) except -1
     cdef int end_drain(self) except -1
-    cdef int remember(self, object error) except -1
-    cdef object finished(self)
+    cdef int defer_error(self, object error) except -1
+    cdef object get_done_future(self)
     cdef int spin_briefly(self, OpFuture future) except -1
 
 

@@ -132,17 +132,17 @@ cdef class Wakeups:
             raise error
         return 0
 
-    cdef int remember(self, object error) except -1:
+    cdef int defer_error(self, object error) except -1:
         """Keep an error, such as KeyboardInterrupt. The drain raises the first error at its end."""
         if self.first_raised is None:
             self.first_raised = error
         return 0
 
-    cdef object finished(self):
-        if self.finished_future is None:
-            self.finished_future = self.loop.create_future()
-            self.finished_future.set_result(None)
-        return self.finished_future
+    cdef object get_done_future(self):
+        if self.done_future is None:
+            self.done_future = self.loop.create_future()
+            self.done_future.set_result(None)
+        return self.done_future
 
     cdef int spin_briefly(self, OpFuture future) except -1:
         """Poll once on behalf of a task that is about to wait, if few other tasks are waiting.
@@ -152,16 +152,17 @@ cdef class Wakeups:
         if not self.spins_left or self.waiting > 1 or self.draining or self.brief_spin is None:
             return 0
         self.spins_left -= 1
-        if self.short_spins:
-            self.short_spins -= 1
+        if self.short_spins_left:
+            self.short_spins_left -= 1
             self.brief_spin(0)
             return 0
         self.brief_spin(self.brief_spin_us)
+        # After each spin that found nothing, about twice as many polls do not spin.
         if future.state != PENDING:
-            self.misses = 0
+            self.spin_backoff = 0
         else:
-            self.misses = min(2 * self.misses + 1, MAX_SHORT_SPINS)
-        self.short_spins = self.misses
+            self.spin_backoff = min(2 * self.spin_backoff + 1, MAX_SHORT_SPINS)
+        self.short_spins_left = self.spin_backoff
         return 0
 
 
@@ -174,13 +175,13 @@ cdef int call_back(Wakeups wakeups) except -1:
         return 0
     wakeups.calling_back = not wakeups.defers_callbacks
     wakeups.thread = PyThread_get_thread_ident()
-    while i < len(settled):
+    while i < len(settled):  # a callback may settle more futures
         future = <OpFuture> settled[i]
         i += 1
         try:
             run_callbacks(future, wakeups.defers_callbacks)
         except BaseException as error:
-            wakeups.remember(error)
+            wakeups.defer_error(error)
     settled.clear()
     wakeups.calling_back = False
     return 0
@@ -226,7 +227,7 @@ cdef class OpFuture:
     def exception(self) -> BaseException | None:
         if self.state == FAILED:
             return self.reason
-        self.result()
+        self.result()  # raises unless the future is done without an error
 
     def exception_to_raise(self) -> BaseException:
         if self.state == FAILED:
@@ -344,12 +345,12 @@ cdef int run_callback(OpFuture future, object callback, object context) except -
     # another class, this takes twenty times as long as for an asyncio.Future. Pass a finished
     # asyncio.Future instead.
     if future.state == DONE and is_task_wakeup(callback):
-        caller = future.wakeups.finished()
+        caller = future.wakeups.get_done_future()
     PyContext_Enter(context)
     try:
         callback(caller)
     except (SystemExit, KeyboardInterrupt) as error:  # the drain raises it at its end
-        future.wakeups.remember(error)
+        future.wakeups.defer_error(error)
     except BaseException as error:
         future.wakeups.loop.call_exception_handler(
             {"message": "exception in a done callback of an aiordma future", "exception": error}

@@ -14,8 +14,8 @@ from .stripes cimport Lane, Striped
 from .work_queue cimport WorkRequest
 
 
-cdef PendingRendezvous pending_rendezvous(const unsigned char *frame, uint32_t length,
-                                          uint64_t longest, bint sealed, bint rails)
+cdef PendingRendezvous parse_rendezvous(const unsigned char *frame, uint32_t length,
+                                        uint64_t longest, bint sealed, bint has_rails)
 
 
 cdef class PendingRendezvous:
@@ -28,11 +28,11 @@ cdef class PendingRendezvous:
     cdef bint has_imm, started
     cdef bint answered                 # the peer's device has responded since the offer
     cdef bint watched                  # `Fetcher.watch` checks that it is read quickly enough
-    cdef uint64_t unread               # bytes, once reading has started
+    cdef uint64_t unread_bytes         # bytes, once reading has started
     cdef StripedRead striped           # None if it is not read in chunks
     cdef Message message               # pool memory that it is read into, or None
     cdef ReceiveTarget target          # memory of a receiver that it is read into, or None
-    cdef object refused                # error for its first receiver, which cannot have it now
+    cdef object fetch_error            # error for its first receiver, which cannot have it now
     cdef bint is_complete(self) noexcept
     cdef uint32_t count(self) noexcept
     cdef uint32_t window_key(self) noexcept
@@ -53,8 +53,8 @@ cdef class StripedRead(Striped):
     cdef Pinned pinned                 # None once it is over
     cdef uint64_t address
     cdef dict lkeys                    # lkeys by rail number; 0 if the rail cannot have one
-    cdef object refused                # error of the latest failed registration
-    cdef int use(self, SendQueue rail) except -1
+    cdef object registration_error     # error of the latest failed registration
+    cdef int register_for(self, SendQueue rail) except -1
     cdef int unpin(self) except -1
 
 
@@ -62,14 +62,14 @@ cdef class ReceiveTarget(Pinned):
     cdef object memory                 # memory of the caller; None until it is allocated
     cdef object allocate
     cdef Local local                   # registered memory; None if not registered
-    cdef Pinned held                   # holder of `local`, pinned while it is used here
+    cdef Pinned pinned_holder          # holder of `local`, pinned while it is used here
     cdef object registration           # registration for this message only, or None
     cdef Py_buffer buffer
     cdef object keeper                 # object that keeps the memory of the buffer in place
     cdef bint has_buffer, closed
     cdef unsigned char *bytes
     cdef uint64_t length
-    cdef object refused                # error if the memory cannot be used
+    cdef object memory_error           # error if the memory cannot be used
     cdef int open(self, object memory) except -1
     cdef int close(self) except -1
 
@@ -85,7 +85,7 @@ cdef class RecvOperation:
     cdef object memory, allocate       # from the caller; both None for memory of the pool
     cdef ReceiveTarget target
     cdef RecvFuture waiter
-    cdef bint returns_memory, ends_iteration, for_reader, awaited, started, finished
+    cdef bint returns_memory, ends_iteration, for_message_owner, awaited, started, finished
     cdef str name(self)
     cdef object advance(self)
     cdef object finish(self, object item)
@@ -99,16 +99,16 @@ cdef class Inbox:
     cdef Wakeups wakeups
     cdef readonly Fetcher fetcher
     cdef Fifo incoming, receivers
-    cdef uint32_t notified             # receivers that have been woken but not yet resumed
-    cdef uint32_t allocating           # running calls of a receiver's `allocate`
+    cdef uint32_t woken_receivers      # receivers that have been woken but not yet resumed
+    cdef uint32_t allocate_calls       # running calls of a receiver's `allocate`
     cdef bint iteration_ends           # `async for` ends when no message remains
-    cdef object ended
+    cdef object end_error
     cdef int end_iteration(self) except -1
-    cdef int arrived(self, object item) except -1
-    cdef int offered(self, PendingRendezvous pending) except -1
+    cdef int add_message(self, object item) except -1
+    cdef int add_rendezvous(self, PendingRendezvous pending) except -1
     cdef Message take(self)
-    cdef int taken(self, uint64_t length, bint last) except -1
-    cdef object refusal(self, object item, ReceiveTarget target)
+    cdef int on_message_taken(self, uint64_t length, bint is_last_in_frame) except -1
+    cdef object allocate_and_check(self, object item, ReceiveTarget target)
 
 
 cdef class Fetcher:
@@ -116,12 +116,12 @@ cdef class Fetcher:
     cdef Outbox outbox
     cdef Controls controls
     cdef Fifo unread                   # messages in `incoming` that are not being read
-    cdef object memory, source, pool
-    cdef set stalling                  # StalledReads of the pools that have watched messages
+    cdef object memory, block_source, pool
+    cdef set stalled_reads             # StalledReads of the pools that have watched messages
     cdef uint64_t bytes_ahead, max_bytes_ahead  # read or being read, but not taken; and their limit
     cdef uint64_t bytes_reading        # bytes of READs in flight
     cdef bint probing                  # a probe of the peer's device is in flight
-    cdef uint32_t watched              # number of watched messages
+    cdef uint32_t watched_count        # number of watched messages
     cdef readonly uint64_t progress    # bytes of completed READs
     cdef bint reads_ahead              # the latest receiver used memory of the pool
     cpdef int fetch_ahead(self) except -1
@@ -140,4 +140,4 @@ cdef class Fetcher:
 cdef class MessageIterator:
     cdef Inbox inbox
     cdef Outbox outbox                 # own reference, because the inbox may be cleared first
-    cdef bint for_reader
+    cdef bint for_message_owner

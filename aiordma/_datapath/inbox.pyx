@@ -51,7 +51,7 @@ from .one_sided cimport MAX_TRANSFER
 from .outbox cimport ENDED
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport MAX_PIECES
-from .stripes cimport order
+from .stripes cimport select_lanes
 from .work_queue cimport IBV_WR_RDMA_READ, KIND_READ
 
 from aiordma._datapath.results import Received, ReceivedMemory
@@ -119,9 +119,9 @@ cdef class ReceiveTarget(Pinned):
         self.memory = memory
         if isinstance(memory, Local):
             self.local = <Local> memory
-            self.held = self.local.holder()
-            self.held.pins += 1
-            if not isinstance(self.held, PoolBlock):
+            self.pinned_holder = self.local.holder()
+            self.pinned_holder.pins += 1
+            if not isinstance(self.pinned_holder, PoolBlock):
                 memory.view  # raises for memory of another device
             if not self.local.writable:
                 raise ValueError(f"cannot receive into {memory!r}: it is read-only")
@@ -140,16 +140,16 @@ cdef class ReceiveTarget(Pinned):
     cdef int close(self) except -1:
         """Unpin the caller's memory as soon as no READ into it is in progress."""
         self.closed = True
-        self.allocate = self.refused = None
-        return self.settle()
+        self.allocate = self.memory_error = None
+        return self.retire_if_unused()
 
-    cdef int settle(self) except -1:
+    cdef int retire_if_unused(self) except -1:
         if not self.closed or self.pins:
             return 0
-        held, self.held = self.held, None
+        holder, self.pinned_holder = self.pinned_holder, None
         self.local = self.memory = self.keeper = None
-        if held is not None:
-            (<Pinned> held).unpin_now()
+        if holder is not None:
+            (<Pinned> holder).unpin_now()
         if self.has_buffer:
             self.has_buffer = False
             PyBuffer_Release(&self.buffer)
@@ -159,22 +159,25 @@ cdef class ReceiveTarget(Pinned):
         return 0
 
     def __dealloc__(self):
-        if self.held is not None:
-            self.held.unpin_now()
+        if self.pinned_holder is not None:
+            self.pinned_holder.unpin_now()
         if self.has_buffer:
             PyBuffer_Release(&self.buffer)
 
 
-cdef object check_fit(ReceiveTarget target, uint64_t length):
-    """Return the error if a message of this length does not fit, or None."""
-    if target.refused is None and target.memory is None:
+cdef object allocate_and_check_fit(ReceiveTarget target, uint64_t length):
+    """Allocate the memory if `recv_with` has not done so.
+
+    Returns the error if a message of this length does not fit, or None.
+    """
+    if target.memory_error is None and target.memory is None:
         try:
             target.open(target.allocate(length))
         except BaseException as error:  # the receiver raises it, not the drain
-            target.refused = wrap_callback_error(error)
-    if target.refused is None and length > target.length:
+            target.memory_error = wrap_callback_error(error)
+    if target.memory_error is None and length > target.length:
         return MessageTooLongError(length, target.length, received=True)
-    return target.refused
+    return target.memory_error
 
 
 @cython.final
@@ -251,7 +254,11 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         elif self.waiter is not None and inbox is not None:
             # The operation was garbage collected while it waited, so remove it from the queue. Do
             # not touch the queue if the connection has ended or the inbox is garbage as well.
-            if inbox.receivers is not None and inbox.incoming is not None and inbox.ended is None:
+            if (
+                inbox.receivers is not None
+                and inbox.incoming is not None
+                and inbox.end_error is None
+            ):
                 self.withdraw()
 
     cdef int withdraw(self) except -1:
@@ -261,7 +268,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         self.waiter = None
         if waiter is not None:
             if not waiter.withdraw() and waiter.state == DONE:  # it was woken for a message
-                inbox.notified -= 1
+                inbox.woken_receivers -= 1
                 inbox.fetcher.fetch_ahead()
             wake_if_ready(inbox)  # the next receiver gets the message or the end of iteration
         if not self.finished:
@@ -281,9 +288,9 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             self.started = True
             if not self.inbox.wakeups.is_in_loop():
                 self.inbox.outbox.owner.check_loop()
-            if self.inbox.outbox.reader is not None and not self.for_reader:
+            if self.inbox.outbox.message_owner is not None and not self.for_message_owner:
                 self.finished = True
-                raise in_use(self.inbox, "a second reader")
+                raise in_use_error(self.inbox, "a second reader")
             self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
         try:
             if not waited and not self.inbox.fetcher.reads_ahead:
@@ -299,7 +306,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                     self.waiter = None
                     if waiter.state != DONE:
                         raise waiter.exception_to_raise()
-                    self.inbox.notified -= 1
+                    self.inbox.woken_receivers -= 1
                 item = next_item(self.inbox, self, waited)
                 if item is not None:
                     return self.finish(item)
@@ -368,9 +375,13 @@ cdef class MessageIterator:
 
     def __cinit__(self, Inbox inbox not None, reader: str | None = None):
         if reader is not None:
-            if inbox.outbox.reader is not None or inbox.receivers.size() or inbox.notified:
-                raise in_use(inbox, reader)
-            inbox.outbox.reader, self.for_reader = reader, True
+            if (
+                inbox.outbox.message_owner is not None
+                or inbox.receivers.size()
+                or inbox.woken_receivers
+            ):
+                raise in_use_error(inbox, reader)
+            inbox.outbox.message_owner, self.for_message_owner = reader, True
         self.inbox, self.outbox = inbox, inbox.outbox
 
     def __aiter__(self) -> Self:
@@ -378,13 +389,13 @@ cdef class MessageIterator:
 
     def __anext__(self) -> Coroutine[Any, Any, Message]:
         cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
-        operation.inbox, operation.for_reader = self.inbox, self.for_reader
+        operation.inbox, operation.for_message_owner = self.inbox, self.for_message_owner
         operation.ends_iteration = True
         return operation
 
     def __dealloc__(self):
-        if self.for_reader:
-            self.outbox.reader = None
+        if self.for_message_owner:
+            self.outbox.message_owner = None
 
 
 @cython.final
@@ -395,7 +406,7 @@ cdef class PendingRendezvous:
         return self.length
 
     cdef bint is_complete(self) noexcept:
-        return self.target is not None and not self.unread
+        return self.target is not None and not self.unread_bytes
 
     cdef uint32_t count(self) noexcept:
         return len(self.pieces) // sizeof(RendezvousPiece)
@@ -420,8 +431,8 @@ cdef inline const RendezvousPiece *pieces_of(PendingRendezvous pending) noexcept
     return <const RendezvousPiece *> PyBytes_AS_STRING(pending.pieces)
 
 
-cdef PendingRendezvous pending_rendezvous(
-    const unsigned char *frame, uint32_t length, uint64_t longest, bint sealed, bint rails
+cdef PendingRendezvous parse_rendezvous(
+    const unsigned char *frame, uint32_t length, uint64_t longest, bint sealed, bint has_rails
 ):
     """Parse an RNDV_RTS frame. Raises ProtocolError if the frame or the message is invalid."""
     cdef const FrameHeader *header = <const FrameHeader *> frame
@@ -442,7 +453,7 @@ cdef PendingRendezvous pending_rendezvous(
             f"the peer sent a rendezvous request of invalid size: {length} bytes for {count} pieces"
         )
     piece = <const RendezvousPiece *> (request + 1)
-    pending.rail = le32toh(piece.flags) >> RAIL_SHIFT if rails else 0
+    pending.rail = le32toh(piece.flags) >> RAIL_SHIFT if has_rails else 0
     for i in range(count):
         if not le64toh(piece[i].length):
             raise ProtocolError("the peer offered an empty message by rendezvous")
@@ -482,7 +493,7 @@ cdef class RendezvousRead(WorkRequest):
         self.lane = self.pinned = None
         if pinned is not None:
             pinned.unpin_now()
-        if not self.length:
+        if not self.length:  # a probe
             fetcher.probing, self.pending.answered = False, True
             return fetcher.fetch_ahead()
         fetcher.progress += self.length
@@ -517,11 +528,11 @@ cdef class RendezvousRead(WorkRequest):
 cdef class StripedRead(Striped):
     """A message that is read over several rails. Each chunk is part of one piece."""
 
-    cdef int use(self, SendQueue rail) except -1:
+    cdef int register_for(self, SendQueue rail) except -1:
         """Register the memory for the rail, if the peer has sent keys for the rail.
 
-        A rail that fails to register the memory reads nothing. If it is the lead, `reach` breaks
-        the rail.
+        A rail that fails to register the memory reads nothing. If it is the lead, `movable_bytes`
+        breaks the rail.
         """
         if rail.number in self.lkeys or (
             rail.number != self.pending.rail and not keys_of(self.pending, rail.number)
@@ -530,20 +541,23 @@ cdef class StripedRead(Striped):
         try:
             lkey = rail.keys.local_key(self.pinned)
         except (RDMAError, OSError, MemoryError) as error:
-            lkey, self.refused = 0, error.with_traceback(None)
+            lkey, self.registration_error = 0, error.with_traceback(None)
         self.lkeys[rail.number] = lkey
         return 0
 
-    cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t movable_bytes(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
         cdef SendQueue rail = <SendQueue> lane.rail
         cdef const RendezvousPiece *pieces = pieces_of(self.pending)
-        cdef bint first = start < FIRST_BYTES
+        cdef bint is_first_part = start < FIRST_BYTES
         cdef uint32_t i = piece_at(self, &start)
         if rail.error is not None:
             return 0
         lkey = self.lkeys.get(rail.number)
-        if lkey == 0 and rail is self.fetcher.outbox.lead:  # other rails may have no keys
-            (<object> rail).rail_broke(self.refused or RDMAError("the device cannot register the memory of a message"))
+        if lkey == 0 and rail is self.fetcher.outbox.lead_rail:  # other rails may have no keys
+            (<object> rail).rail_broke(
+                self.registration_error
+                or RDMAError("the device cannot register the memory of a message")
+            )
         if not lkey:
             return 0
         if (
@@ -551,7 +565,8 @@ cdef class StripedRead(Striped):
             and len(keys_of(self.pending, rail.number)) <= i * sizeof(RendezvousKey)
         ):
             return 0
-        if first and len(self.pending.keys or ()) + 1 < len(self.fetcher.outbox.stripes.lanes):
+        rails_with_keys = len(self.pending.keys or ()) + 1
+        if is_first_part and rails_with_keys < len(self.fetcher.outbox.stripes.lanes):
             return min(<uint64_t> FIRST_CHUNK, le64toh(pieces[i].length) - start)
         return le64toh(pieces[i].length) - start
 
@@ -618,34 +633,38 @@ cdef class Inbox:
         memory: Memory, max_bytes_ahead: int,
     ):
         self.outbox, self.receives = outbox, receives
-        self.wakeups = outbox.lead.table.wakeups
+        self.wakeups = outbox.lead_rail.table.wakeups
         self.incoming, self.receivers = Fifo(), Fifo()
         self.fetcher = Fetcher(self, controls, memory, max_bytes_ahead)
 
     # ---- arriving ----
 
-    cdef int arrived(self, object item) except -1:
+    cdef int add_message(self, object item) except -1:
         self.incoming.append(item)
         return wake_if_ready(self)
 
-    cdef int offered(self, PendingRendezvous pending) except -1:
+    cdef int add_rendezvous(self, PendingRendezvous pending) except -1:
         self.incoming.append(pending)
         self.fetcher.unread.append(pending)
         return self.fetcher.fetch_ahead()
 
     # ---- taking ----
 
-    cdef object refusal(self, object item, ReceiveTarget target):
-        """Return the error if a receiver cannot take the item. `target` is None for `recv`."""
-        if type(item) is PendingRendezvous and (<PendingRendezvous> item).refused is not None:
-            refused, (<PendingRendezvous> item).refused = (<PendingRendezvous> item).refused, None
-            return refused
+    cdef object allocate_and_check(self, object item, ReceiveTarget target):
+        """Return the error if a receiver cannot take the item. `target` is None for `recv`.
+
+        For `recv_with`, this calls the user's `allocate`.
+        """
+        if type(item) is PendingRendezvous and (<PendingRendezvous> item).fetch_error is not None:
+            fetch_error = (<PendingRendezvous> item).fetch_error
+            (<PendingRendezvous> item).fetch_error = None  # only the first receiver gets it
+            return fetch_error
         if target is not None:
-            self.allocating += 1
+            self.allocate_calls += 1
             try:
-                return check_fit(target, len(item))
+                return allocate_and_check_fit(target, len(item))
             finally:
-                self.allocating -= 1
+                self.allocate_calls -= 1
         if type(item) is Message or (<PendingRendezvous> item).started:
             return None
         return quota_error(self.fetcher.pool, len(item))
@@ -654,13 +673,13 @@ cdef class Inbox:
         cdef Message message = <Message> self.incoming.popleft()
         if message.fetched:
             self.fetcher.bytes_ahead -= message.length
-        self.taken(message.length, message.last)
+        self.on_message_taken(message.length, message.is_last_in_frame)
         return message
 
-    cdef int taken(self, uint64_t length, bint last) except -1:
+    cdef int on_message_taken(self, uint64_t length, bint is_last_in_frame) except -1:
         self.outbox.counts.messages_received += 1
         self.outbox.counts.bytes_received += length
-        if last and self.ended is None:
+        if is_last_in_frame and self.end_error is None:
             self.receives.frame_taken()
         if self.fetcher.unread.size():
             self.fetcher.fetch_ahead()
@@ -675,7 +694,7 @@ cdef class Inbox:
 
     def end(self, error: BaseException):
         """Fail all waiters with `error`. Messages that have arrived can still be received."""
-        self.ended = error
+        self.end_error = error
         self.fetcher.end()
         items = self.incoming.take_all()
         for item in items:
@@ -683,39 +702,39 @@ cdef class Inbox:
                 break  # messages behind it cannot be received in order
             self.incoming.append(item)
         while self.receivers.size():
-            wake_first(self)
+            wake_first_receiver(self)
 
 
-cdef bint ready(Inbox inbox) noexcept:
+cdef bint is_first_receiver_ready(Inbox inbox) noexcept:
     """Return whether the first receiver can continue, with a complete message or an exception."""
-    if inbox.ended is not None:
+    if inbox.end_error is not None:
         return True
     if inbox.incoming.size():
         return is_complete(inbox.incoming.first())
     return inbox.iteration_ends and (<RecvFuture> inbox.receivers.first()).ends_iteration
 
 
-cdef int wake_first(Inbox inbox) except -1:
+cdef int wake_first_receiver(Inbox inbox) except -1:
     cdef OpFuture receiver
     while inbox.receivers.size():
         receiver = <OpFuture> inbox.receivers.popleft()
         if receiver.state == PENDING:
-            inbox.notified += 1
+            inbox.woken_receivers += 1
             return receiver.settle(DONE, None)
     return 0
 
 
 cdef int wake_if_ready(Inbox inbox) except -1:
-    if inbox.receivers.size() and ready(inbox):
-        wake_first(inbox)
+    if inbox.receivers.size() and is_first_receiver_ready(inbox):
+        wake_first_receiver(inbox)
     return 0
 
 
-cdef object in_use(Inbox inbox, str other):
+cdef object in_use_error(Inbox inbox, str other):
     """Return the error for `other`, which cannot receive because the messages have a reader."""
     return BusyError(
         f"{other} cannot receive from the connection with {inbox.outbox.owner.peer_name}: it is in use "
-        f"by {inbox.outbox.reader or 'a task that waits in recv()'}; use another connection"
+        f"by {inbox.outbox.message_owner or 'a task that waits in recv()'}; use another connection"
     )
 
 
@@ -724,29 +743,32 @@ cdef list unacknowledged(Inbox inbox):
     return [item for item in inbox.incoming.all() if type(item) is PendingRendezvous]
 
 
-cdef object next_item(Inbox inbox, RecvOperation operation, bint waited):
-    """Return the first item if the operation may take it. Otherwise queue it and return None."""
+cdef object next_item(Inbox inbox, RecvOperation operation, bint has_waited):
+    """Return the first item if the operation may take it. Otherwise queue it and return None.
+
+    `has_waited` is True if the operation was woken, so that it is ahead of all waiting receivers.
+    """
     cdef object first = inbox.incoming.first()
     cdef ReceiveTarget target = operation.target
-    cdef bint in_turn = waited or not (inbox.receivers.size() or inbox.notified)
+    cdef bint in_turn = has_waited or not (inbox.receivers.size() or inbox.woken_receivers)
     cdef RecvFuture waiter
     # A message that is being read into a receiver's memory is reserved for that receiver.
     if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is not None:
         if (<PendingRendezvous> first).target is not target:
             first = None
     if in_turn and first is not None:
-        refusal = inbox.refusal(first, target)
-        if inbox.incoming.first() is not first:  # `allocate` has received the message
-            return next_item(inbox, operation, waited)
+        refusal = inbox.allocate_and_check(first, target)
+        if inbox.incoming.first() is not first:  # the user's `allocate` changed the queue
+            return next_item(inbox, operation, has_waited)
         if refusal is None and is_complete(first):
             return first
         if refusal is not None:
             inbox.fetcher.fetch_ahead()
             wake_if_ready(inbox)  # the message stays for the next receiver
             raise refusal
-    if inbox.ended is not None and (in_turn or not inbox.incoming.size()):
+    if inbox.end_error is not None and (in_turn or not inbox.incoming.size()):
         wake_if_ready(inbox)
-        raise inbox.outbox.owner.error_for(inbox.ended)
+        raise inbox.outbox.owner.error_for(inbox.end_error)
     if inbox.iteration_ends and operation.ends_iteration and in_turn and not inbox.incoming.size():
         wake_if_ready(inbox)
         raise ConnectionClosedError()
@@ -754,7 +776,7 @@ cdef object next_item(Inbox inbox, RecvOperation operation, bint waited):
     waiter.inbox, waiter.target = inbox, target
     waiter.ends_iteration = operation.ends_iteration
     operation.waiter = waiter
-    if waited:
+    if has_waited:
         inbox.receivers.appendleft(waiter)
     else:
         inbox.receivers.append(waiter)
@@ -766,7 +788,7 @@ cdef object next_item(Inbox inbox, RecvOperation operation, bint waited):
 cdef int pop_direct_read(Inbox inbox, PendingRendezvous pending) except -1:
     inbox.incoming.popleft()
     inbox.fetcher.bytes_ahead -= pending.length
-    inbox.taken(pending.length, True)
+    inbox.on_message_taken(pending.length, True)
     return inbox.fetcher.acknowledge(pending)
 
 
@@ -775,7 +797,7 @@ cdef int put_back(Inbox inbox, ReceiveTarget target) except -1:
     cdef object first = inbox.incoming.first()
     if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is target:
         (<PendingRendezvous> first).target = None
-        if inbox.ended is None:
+        if inbox.end_error is None:
             inbox.fetcher.drop(<PendingRendezvous> first)
     return 0
 
@@ -791,22 +813,22 @@ cdef class Fetcher:
     ):
         self.inbox, self.outbox, self.controls = inbox, inbox.outbox, controls
         self.memory, self.pool = memory, memory.pool
-        self.source = memory.block_source(self.fetch_ahead, internal=False)
+        self.block_source = memory.block_source(self.fetch_ahead, internal=False)
         self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
-        self.unread, self.stalling = Fifo(), set()
+        self.unread, self.stalled_reads = Fifo(), set()
 
     cpdef int fetch_ahead(self) except -1:
         """Start reading the first message if a receiver waits, and others ahead of `recv`."""
         cdef PendingRendezvous pending
-        cdef RecvFuture wanted
-        while self.unread.size() and self.inbox.ended is None and not self.inbox.allocating:
+        cdef RecvFuture receiver
+        while self.unread.size() and self.inbox.end_error is None and not self.inbox.allocate_calls:
             pending = <PendingRendezvous> self.unread.first()
-            wanted = None
+            receiver = None
             if self.inbox.incoming.first() is pending:
-                if self.inbox.notified:
+                if self.inbox.woken_receivers:
                     return 0  # the woken receiver has precedence
-                wanted = <RecvFuture> self.inbox.receivers.first()
-            if wanted is None:
+                receiver = <RecvFuture> self.inbox.receivers.first()
+            if receiver is None:
                 # Do not read ahead if the program calls `recv_into`, because a message can then be
                 # read directly into the program's memory.
                 if (
@@ -817,15 +839,15 @@ cdef class Fetcher:
                 ):
                     return 0
             else:
-                refusal = self.inbox.refusal(pending, wanted.target)
-                if self.inbox.receivers.first() is not wanted:  # `allocate` removed the receiver
+                refusal = self.inbox.allocate_and_check(pending, receiver.target)
+                if self.inbox.receivers.first() is not receiver:  # the user's `allocate` removed it
                     continue
                 if refusal is not None:
-                    return wake_first(self.inbox)  # the receiver raises the error
-            if wanted is not None and wanted.target is not None:
-                if not fetch_into(self, pending, wanted.target):
+                    return wake_first_receiver(self.inbox)  # the receiver raises the error
+            if receiver is not None and receiver.target is not None:
+                if not fetch_into_target(self, pending, receiver.target):
                     return 0
-            elif not fetch(self, pending):
+            elif not fetch_into_pool(self, pending):
                 return 0
         return 0
 
@@ -833,7 +855,7 @@ cdef class Fetcher:
         """Switch to a new lead, and return its driver's pool, which now provides the memory."""
         cdef PendingRendezvous pending
         for pending in unacknowledged(self.inbox):
-            if pending.unread and pending.message is not None and not pending.watched:
+            if pending.unread_bytes and pending.message is not None and not pending.watched:
                 self.watch(pending)  # the peer may not send keys for this rail
         self.memory.move(rail.driver)
         self.pool = self.memory.pool
@@ -842,14 +864,14 @@ cdef class Fetcher:
     cdef int watch(self, PendingRendezvous pending) except -1:
         """Limit the time for reading a message while other connections wait for memory."""
         pending.watched = True
-        self.watched += 1
-        self.stalling.add(self.pool._stalled_reads)
+        self.watched_count += 1
+        self.stalled_reads.add(self.pool._stalled_reads)
         self.pool._stalled_reads.begin(self)
         return 0
 
     def stalled(self, timeout: float):
         """End the connection because READs took too long while others waited for memory."""
-        self.outbox.lead.connection_broke(
+        self.outbox.lead_rail.connection_broke(
             ConnectionBrokenError(
                 f"timed out reading a message from the peer: the peer's device completed too few "
                 f"READs in {timeout:g} seconds while other connections waited for pool memory"
@@ -869,14 +891,14 @@ cdef class Fetcher:
             self.unread.popleft()
         self.bytes_ahead += pending.length
         self.bytes_reading += pending.length
-        pending.unread = pending.length
+        pending.unread_bytes = pending.length
         if (
-            self.outbox.lead.number
-            or pending.rail != self.outbox.lead.number
-            or len(order(self.outbox.stripes.lanes, pending.length)) > 1
+            self.outbox.lead_rail.number
+            or pending.rail != self.outbox.lead_rail.number
+            or len(select_lanes(self.outbox.stripes.lanes, pending.length)) > 1
         ):
             # The message is read over all rails for which the peer has sent, or will send, keys.
-            return self.outbox.stripes.begin(striped_read(self, pending, pinned, address))
+            return self.outbox.stripes.begin(new_striped_read(self, pending, pinned, address))
         piece = pieces_of(pending)
         for i in range(count):
             offset = 0
@@ -893,7 +915,7 @@ cdef class Fetcher:
                 pinned.pins += 1
                 offset += read.length
                 address += read.length
-                self.outbox.lead.post(read)
+                self.outbox.lead_rail.post(read)
         return 0
 
     cdef int take_keys(self, bytes content) except -1:
@@ -939,7 +961,7 @@ cdef class Fetcher:
                     pending.keys = {}
                 pending.keys[rail] = known + content[sizeof(RendezvousKeys):]
                 if pending.striped is not None:
-                    pending.striped.use(<SendQueue> lane.rail)
+                    pending.striped.register_for(<SendQueue> lane.rail)
                     self.outbox.stripes.serve()
                 return 0
         return 0
@@ -960,8 +982,8 @@ cdef class Fetcher:
             return 0
         return self.controls.acknowledge(
             pending.request_id,
-            pending.window_key()
-            if self.outbox.pool.has_windows and pending.rail == self.outbox.lead.number
+            pending.window_key()  # only the lead's queue pair can invalidate it
+            if self.outbox.pool.has_windows and pending.rail == self.outbox.lead_rail.number
             else 0,
         )
 
@@ -976,23 +998,23 @@ cdef class Fetcher:
             if bytes != NULL:  # NULL if the receiver is gone
                 self.outbox.sealing.open_payload(bytes, pending.length, pending.seal)
         except ProtocolError as error:
-            pending.unread = 1  # the message never becomes complete
+            pending.unread_bytes = 1  # the message never becomes complete
             self.outbox.owner.violated(error)
             return False
         return True
 
     cdef int drop(self, PendingRendezvous pending) except -1:
         """Stop reading a message into its target, because the receiver was cancelled."""
-        if not pending.unread:
+        if not pending.unread_bytes:
             return requeue_unread(self, pending)
         if pending.striped is not None:
             return read_done(self, pending, self.outbox.stripes.drop(pending.striped))
-        return 0
+        return 0  # `read_done` makes the message available again after its last READ
 
     cdef int end(self) except -1:
         end_stalling(self)
         self.unread.take_all()
-        self.outbox.stripes.close(self.inbox.ended)
+        self.outbox.stripes.close(self.inbox.end_error)
         for item in self.inbox.incoming.all():
             if type(item) is PendingRendezvous:
                 (<PendingRendezvous> item).end_striping()
@@ -1000,13 +1022,13 @@ cdef class Fetcher:
 
 
 cdef int end_stalling(Fetcher fetcher) except -1:
-    for stalled_reads in fetcher.stalling:
-        stalled_reads.end(fetcher)
-    fetcher.stalling.clear()
+    for reads in fetcher.stalled_reads:
+        reads.end(fetcher)
+    fetcher.stalled_reads.clear()
     return 0
 
 
-cdef bint fetch(Fetcher fetcher, PendingRendezvous pending) except -1:
+cdef bint fetch_into_pool(Fetcher fetcher, PendingRendezvous pending) except -1:
     """Start reading a message into pool memory. Returns False if no message can be read now."""
     cdef PoolBlock block
     cdef bint large = False
@@ -1017,21 +1039,21 @@ cdef bint fetch(Fetcher fetcher, PendingRendezvous pending) except -1:
             probe(fetcher, pending)
             return False
         try:
-            block = fetcher.source.block(pending.length)
+            block = fetcher.block_source.block(pending.length)
         except QuotaError:
             return False
         except (RDMAError, OSError, MemoryError) as error:
             # This is a local failure. The first receiver gets the error, and the message remains
             # available for the next receiver.
             if fetcher.inbox.incoming.first() is pending and fetcher.inbox.receivers.size():
-                pending.refused = error
-                wake_first(fetcher.inbox)
+                pending.fetch_error = error
+                wake_first_receiver(fetcher.inbox)
             return False
     if block is None:
         return False
     pending.message = new_message(block, 0, pending.length)
-    pending.message.number, pending.message.has_imm = pending.imm, pending.has_imm
-    if large or pending.rail != fetcher.outbox.lead.number:  # the peer may not send its keys
+    pending.message.imm_value, pending.message.has_imm = pending.imm, pending.has_imm
+    if large or pending.rail != fetcher.outbox.lead_rail.number:  # the peer may not send its keys
         fetcher.watch(pending)  # not earlier, because it could be read elsewhere without a block
     fetcher.read(pending, block, block.address, block.lkey)
     return True
@@ -1046,10 +1068,16 @@ cdef int probe(Fetcher fetcher, PendingRendezvous pending) except -1:
     if fetcher.probing:
         return 0
     fetcher.probing = True
-    return fetcher.outbox.lead.post(new_read(fetcher, pending))
+    return fetcher.outbox.lead_rail.post(new_read(fetcher, pending))
 
 
-cdef bint fetch_into(Fetcher fetcher, PendingRendezvous pending, ReceiveTarget target) except -1:
+cdef bint fetch_into_target(
+    Fetcher fetcher, PendingRendezvous pending, ReceiveTarget target
+) except -1:
+    """Start reading a message for a receiver with its own memory, directly into it if possible.
+
+    Returns False if no message can be read now.
+    """
     cdef uint32_t global_lkey = (<BlockCache> fetcher.pool).local_dma_lkey
     cdef Local local = target.local
     if local is None and global_lkey:
@@ -1057,25 +1085,24 @@ cdef bint fetch_into(Fetcher fetcher, PendingRendezvous pending, ReceiveTarget t
         fetcher.read(pending, target, <uintptr_t> target.bytes, global_lkey)
         return True
     if local is None and pending.length <= fetcher.memory.staging_limit:
-        return fetch(fetcher, pending)
+        return fetch_into_pool(fetcher, pending)
     if local is None:
         try:
             target.registration = fetcher.memory.register(target.memory, bytes_of(target.memory))
         except (RDMAError, OSError, MemoryError) as error:
             if quota_error(fetcher.pool, pending.length) is None:
-                return fetch(fetcher, pending)  # memory of the pool is sufficient
-            target.refused = error
-            wake_first(fetcher.inbox)
+                return fetch_into_pool(fetcher, pending)  # memory of the pool is sufficient
+            target.memory_error = error
+            wake_first_receiver(fetcher.inbox)
             return False
         local = target.local = target.registration
     pending.target = target
-    fetcher.read(
-        pending, local.holder() if target.held is None else target.held, local.address, local.lkey
-    )
+    holder = local.holder() if target.pinned_holder is None else target.pinned_holder
+    fetcher.read(pending, holder, local.address, local.lkey)
     return True
 
 
-cdef StripedRead striped_read(
+cdef StripedRead new_striped_read(
     Fetcher fetcher, PendingRendezvous pending, Pinned pinned, uint64_t address
 ):
     cdef StripedRead striped = StripedRead.__new__(StripedRead, pending.length)
@@ -1085,7 +1112,7 @@ cdef StripedRead striped_read(
     striped.address, striped.lkeys = address, {}
     pending.striped = striped
     for lane in fetcher.outbox.stripes.lanes:
-        striped.use(<SendQueue> lane.rail)
+        striped.register_for(<SendQueue> lane.rail)
     return striped
 
 
@@ -1093,16 +1120,16 @@ cdef int repeat_read(Fetcher fetcher, RendezvousRead read) except -1:
     """Let other rails repeat a READ of the broken lead, unless its message was dropped."""
     cdef PendingRendezvous pending = read.pending
     cdef StripedRead striped = pending.striped
-    if not read.length:
+    if not read.length:  # a probe
         fetcher.probing = False
         return 0
-    if fetcher.inbox.ended is not None:
+    if fetcher.inbox.end_error is not None:
         return 0
     if pending.target is None and pending.message is None:
         return read_done(fetcher, pending, read.length)
     if striped is None:
-        striped = striped_read(fetcher, pending, read.pinned, read.address - read.start)
-        striped.ranges.clear()
+        striped = new_striped_read(fetcher, pending, read.pinned, read.address - read.start)
+        striped.ranges.clear()  # the other READs of the message are posted or repeated separately
         striped.rest = 0
     return fetcher.outbox.stripes.requeue_chunk(None, striped, read.start, read.length)
 
@@ -1111,7 +1138,7 @@ cdef int read_failed(
     Fetcher fetcher, PendingRendezvous pending, Lane lane, uint64_t start, uint64_t length
 ) except -1:
     """Let another rail read the chunk of a broken rail, unless its message was dropped."""
-    if fetcher.inbox.ended is not None:
+    if fetcher.inbox.end_error is not None:
         return 0
     if pending.striped.dropped:
         return read_done(fetcher, pending, length)
@@ -1119,17 +1146,17 @@ cdef int read_failed(
 
 
 cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) except -1:
-    pending.unread -= length
+    pending.unread_bytes -= length
     fetcher.bytes_reading -= length
-    if fetcher.inbox.ended is not None:
+    if fetcher.inbox.end_error is not None:
         return 0
-    if pending.unread:
+    if pending.unread_bytes:
         return fetcher.fetch_ahead() if fetcher.unread.size() else 0
     pending.end_striping()
     if pending.watched:
         pending.watched = False
-        fetcher.watched -= 1
-        if not fetcher.watched:
+        fetcher.watched_count -= 1
+        if not fetcher.watched_count:
             end_stalling(fetcher)
     if pending.seal is not None and not fetcher.decrypt(pending):
         return 0

@@ -37,12 +37,12 @@ cdef class Journal:
         self.sent += 1
         return (self.data if carries_message else self.control).append(frame)
 
-    cpdef int credited(self, uint32_t control, uint32_t data) except -1:
+    cpdef int release_credited(self, uint32_t control, uint32_t data) except -1:
         """Release the frames whose credits were returned. The numbers have been validated."""
         if not self.is_enabled:
             return 0
-        forget(self, self.control, control)
-        return forget(self, self.data, data)
+        release_first_frames(self, self.control, control)
+        return release_first_frames(self, self.data, data)
 
     cdef list all(self):
         return sorted([*self.data.all(), *self.control.all()], key=number_of)
@@ -51,28 +51,28 @@ cdef class Journal:
         """Return the missing frames in order. The peer has received the first `arrived` frames."""
         cdef Frame frame
         cdef list missing = []
-        if not self.first <= arrived <= self.sent:
+        if not self.handled_by_peer <= arrived <= self.sent:
             raise ProtocolError(
                 f"the peer reports {arrived} received frames, but {self.sent} frames were sent, "
-                f"and the peer has returned credits for {self.first}"
+                f"and the peer has returned credits for {self.handled_by_peer}"
             )
         for frame in self.all():
             frame.missing = frame.number >= arrived
             if frame.missing:
                 missing.append(frame)
             else:
-                frame.arrived()
+                frame.mark_arrived()
         return missing
 
     cdef int close(self) except -1:
         """Release all frames after the connection has ended and no device uses them."""
         cdef Frame frame
         for frame in [*self.data.take_all(), *self.control.take_all()]:
-            frame.release()
+            frame.release_from_journal()
         return 0
 
 
-cdef int forget(Journal journal, Fifo queue, uint32_t count) except -1:
+cdef int release_first_frames(Journal journal, Fifo queue, uint32_t count) except -1:
     cdef Frame frame
     while count:
         count -= 1
@@ -82,7 +82,7 @@ cdef int forget(Journal journal, Fifo queue, uint32_t count) except -1:
         if frame.missing:  # its block is still needed to send it again
             raise ProtocolError("the peer returned a credit for a frame that it reports as not received")
         queue.popleft()
-        journal.first = max(journal.first, frame.number + 1)
-        frame.arrived()
-        frame.release()
+        journal.handled_by_peer = max(journal.handled_by_peer, frame.number + 1)
+        frame.mark_arrived()
+        frame.release_from_journal()
     return 0

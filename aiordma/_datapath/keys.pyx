@@ -41,11 +41,11 @@ cdef bint has_no_holes(object owner) noexcept:
 cdef class Key:
     """The key for one piece of memory on one rail."""
 
-    cdef uint32_t next_number(self) noexcept:
+    cdef uint32_t next_rkey(self) noexcept:
         """Return the rkey that is valid after the next bind."""
         return self.mr.rkey if self.window is None else self.window.next_key()
 
-    cdef uint32_t bound_number(self) noexcept:
+    cdef uint32_t bound_rkey(self) noexcept:
         """Return the current rkey. If the key has a window, the window must be bound."""
         return self.mr.rkey if self.window is None else self.window.mw.rkey
 
@@ -62,12 +62,12 @@ cdef class ReadKeys:
         cdef uintptr_t deregister = pool.pd.context.library.dereg_mr
         self.pool, self.pd = pool, pool.pd
         self.windows = []
-        self.forks = fork.generation()
+        self.fork_generation = fork.generation()
         self.deregister = <int (*)(ibv_mr *) noexcept nogil> deregister
-        cdef uintptr_t exclude = int(
+        cdef uintptr_t exclude_from_counts = int(
             ffi.cast("uintptr_t", pool.pd.context.library.table.device.exclude_from_served)
         )
-        self.exclude = <void (*)(uint32_t) noexcept nogil> exclude
+        self.exclude_from_counts = <void (*)(uint32_t) noexcept nogil> exclude_from_counts
 
     cdef Key open(self, object source, const unsigned char *bytes, uint64_t length):
         """Create a key for a window if possible, or for a new region.
@@ -103,18 +103,18 @@ cdef class ReadKeys:
                 try:
                     key.window = self.windows.pop() if self.windows else self.new_window()
                 except BaseException:
-                    self.close(key, 0)
+                    self.close(key, NOT_INVALIDATED)
                     raise
                 return key
         key.mr = self.register(owner, bytes, length, IBV_ACCESS_REMOTE_READ)
-        if self.exclude != NULL:
-            self.exclude(key.mr.rkey)
+        if self.exclude_from_counts != NULL:
+            self.exclude_from_counts(key.mr.rkey)
         return key
 
     cdef Window new_window(self):
         cdef Window window = Window(self.pd.alloc_mw())
-        if self.exclude != NULL:
-            self.exclude(window.mw.rkey)
+        if self.exclude_from_counts != NULL:
+            self.exclude_from_counts(window.mw.rkey)
         return window
 
     cdef ibv_mr *register(
@@ -151,17 +151,17 @@ cdef class ReadKeys:
     cdef int close(self, Key key, uint32_t invalidated_key) noexcept:
         """End the peer's access. Returns 0 or the errno value of a failure.
 
-        `invalidated_key` is the key of a window that the peer has already invalidated, or 0.
+        `invalidated_key` is a window's key that the peer has invalidated, or NOT_INVALIDATED.
         """
-        cdef int failed = self.end_window(key, invalidated_key), code = 0
+        cdef int window_error = self.end_window(key, invalidated_key), code = 0
         cdef ibv_mr *mr = key.mr
         key.mr = NULL
-        if mr != NULL and self.forks == fork.generation():
+        if mr != NULL and self.fork_generation == fork.generation():
             with nogil:  # this can take a while if pages are pinned
                 code = self.deregister(mr)
         if code < 0:
             code = errno  # some providers return -1 and set errno
-        return failed if code == 0 or code == EIO else code  # see Node.close about EIO
+        return window_error if code == 0 or code == EIO else code  # see Node.close about EIO
 
     def close_windows(self):
         """Close the windows that are not bound, before the queue pair is destroyed."""

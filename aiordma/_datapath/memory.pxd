@@ -12,7 +12,7 @@ cdef class Clock:
 cdef class Pinned:
     cdef readonly Py_ssize_t pins      # work requests in flight that use it
     cdef readonly Py_ssize_t leases    # number of holders
-    cdef int settle(self) except -1
+    cdef int retire_if_unused(self) except -1
     cdef void unpin_now(self) noexcept
     cdef void end_lease(self) noexcept
 
@@ -34,7 +34,7 @@ cdef class BlockCache:
     cdef list free_blocks              # one list for each power of two
     # waiters of the library, and waiters of users
     cdef public object internal_waiters, user_waiters  # type: Sized
-    cdef readonly uint64_t leases, leased_bytes, in_slabs
+    cdef readonly uint64_t leases, leased_bytes, leased_in_slabs
     cdef public uint64_t trim_below, slab_size, ready_bytes
     cdef public uint32_t smallest
     cdef public uint32_t local_dma_lkey  # key for all memory of the process, or 0

@@ -53,16 +53,16 @@ cdef class Pinned:
 
     def unpin(self):
         self.pins -= 1
-        self.settle()
+        self.retire_if_unused()
 
     def lease(self):
         self.leases += 1
 
     def release(self):
         self.leases -= 1
-        self.settle()
+        self.retire_if_unused()
 
-    cdef int settle(self) except -1:
+    cdef int retire_if_unused(self) except -1:
         if not self.pins and not self.leases:
             self._retire()
         return 0
@@ -70,12 +70,12 @@ cdef class Pinned:
     cdef void unpin_now(self) noexcept:
         """Unpin the memory in a place that cannot raise. Errors are reported as unraisable."""
         self.pins -= 1
-        self.settle()
+        self.retire_if_unused()
 
     cdef void end_lease(self) noexcept:
         """Release the memory in a place that cannot raise. Errors are reported as unraisable."""
         self.leases -= 1
-        self.settle()
+        self.retire_if_unused()
 
 
 # `start_lease` takes a reference that the cycle collector does not see, and `return_block` drops
@@ -88,7 +88,7 @@ cdef class PoolBlock(Pinned):
     cdef unsigned char *bytes(self) noexcept:
         return <unsigned char *> <uintptr_t> self.address
 
-    cdef int settle(self) except -1:
+    cdef int retire_if_unused(self) except -1:
         if not self.pins and not self.leases and not self.views and self.pool is not None:
             self.pool.return_block(self)
         return 0
@@ -115,7 +115,7 @@ cdef class PoolBlock(Pinned):
             # A view may be released while an exception is being raised, so save that exception.
             PyErr_Fetch(&kind, &value, &traceback)
             try:
-                self.settle()
+                self.retire_if_unused()
             except BaseException:
                 PyErr_WriteUnraisable(self)
             PyErr_Restore(kind, value, traceback)
@@ -148,7 +148,7 @@ cdef class BlockCache:
         self.leases += 1
         self.leased_bytes += block.size
         if block.size <= self.slab_size:
-            self.in_slabs += block.size
+            self.leased_in_slabs += block.size
         return 0
 
     cdef PoolBlock take_fast(self, uint64_t size):
@@ -175,12 +175,12 @@ cdef class BlockCache:
         self.leases -= 1
         self.leased_bytes -= block.size
         if block.size <= self.slab_size:
-            self.in_slabs -= block.size
+            self.leased_in_slabs -= block.size
         try:
             if (
                 self.closed
                 or block.size > self.slab_size
-                or self.in_slabs < self.trim_below
+                or self.leased_in_slabs < self.trim_below
                 or len(<dict> self.internal_waiters)
                 or len(<dict> self.user_waiters)
                 or not self.keep_block(block)

@@ -12,8 +12,8 @@ cdef Message new_message(PoolBlock block, uint64_t offset, uint64_t length)
 cdef class Message:
     cdef PoolBlock block
     cdef uint64_t offset, length
-    cdef uint32_t number, bytes_written
-    cdef bint has_imm, has_written, last, fetched
+    cdef uint32_t imm_value, bytes_written
+    cdef bint has_imm, has_written, is_last_in_frame, fetched
     cdef void end_lease(self) noexcept
 
 

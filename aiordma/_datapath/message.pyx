@@ -29,7 +29,7 @@ cdef class Message:
 
     @property
     def imm(self) -> int | None:
-        return self.number if self.has_imm else None
+        return self.imm_value if self.has_imm else None
 
     @property
     def written(self) -> int | None:
@@ -126,11 +126,10 @@ cdef Message new_message(PoolBlock block, uint64_t offset, uint64_t length):
     """Create a message that takes over a lease of the block."""
     cdef Message message = Message.__new__(Message)
     message.block, message.offset, message.length = block, offset, length
-    message.last = True
+    message.is_last_in_frame = True
     return message
 
 
-@cython.final
 @cython.final
 cdef class Fifo:
     """A queue in a growing ring buffer, which can also be searched."""

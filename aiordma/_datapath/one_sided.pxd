@@ -21,8 +21,8 @@ cdef class WRChain(WorkRequest):
     cdef TransferFuture waiter
     cdef SendQueue rail                # rail to which it was posted last
     cdef uint64_t backlog_position     # latest work in the backlog when it was queued
-    cdef uint32_t room
-    cdef aiordma_send *sends           # array of `room` requests; `one_send` if `room` is 1
+    cdef uint32_t capacity
+    cdef aiordma_send *sends           # array of `capacity` requests; `one_send` if `capacity` is 1
     cdef ibv_sge *sges
     cdef aiordma_send one_send
     cdef ibv_sge one_sge
@@ -47,10 +47,10 @@ cdef class TransferFuture(OpFuture):
     cdef uint32_t parts_remaining      # number of parts remaining, including the chain
     cdef object progress
     cdef uint64_t bytes_done
-    cdef bint undone                   # a part was not posted or may have been lost
-    cdef int advance(self, WRChain part) except -1
-    cdef int moved(self, uint64_t length) except -1
-    cdef int part_over(self) except -1
+    cdef bint has_undone_part          # a part was not posted or may have been lost
+    cdef int on_part_completed(self, WRChain part) except -1
+    cdef int add_progress(self, uint64_t length) except -1
+    cdef int on_part_over(self) except -1
 
 
 cdef class StripedTransfer(Striped):
@@ -61,7 +61,7 @@ cdef class StripedTransfer(Striped):
     cdef uint64_t predecessor          # wr_id of the lead's work that must complete first
     cdef uint32_t chunks_in_flight     # chunks in flight
     cdef bint started
-    cdef bint writes(self) noexcept
+    cdef bint is_write(self) noexcept
     cdef SendQueue lead(self)
     cdef uint32_t lkey(self, SendQueue rail) except? 0
     cdef int completed(self, Lane lane, uint64_t length) except -1

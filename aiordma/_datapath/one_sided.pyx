@@ -15,7 +15,7 @@ from aiordma._core.operations import OperationKind
 from .futures cimport DONE, FAILED, PENDING, wrap_callback_error
 from .message cimport Counts
 from .sends cimport imm_of
-from .stripes cimport order
+from .stripes cimport select_lanes
 from .work_queue cimport (
     IBV_ACCESS_REMOTE_ATOMIC,
     IBV_ACCESS_REMOTE_READ,
@@ -51,11 +51,11 @@ cdef class WRChain(WorkRequest):
     """One-sided work requests that are posted together."""
 
     def __cinit__(self):
-        self.entries, self.pins = 0, []
-        self.sends, self.sges, self.room = &self.one_send, &self.one_sge, 1
+        self.request_count, self.pins = 0, []
+        self.sends, self.sges, self.capacity = &self.one_send, &self.one_sge, 1
 
     def __len__(self) -> int:
-        return self.entries
+        return self.request_count
 
     def __dealloc__(self):
         self.kept = False
@@ -67,15 +67,15 @@ cdef class WRChain(WorkRequest):
     cdef aiordma_send *append(
         self, Pinned pinned, uint64_t address, uint32_t length, uint32_t lkey
     ) except NULL:
-        reserve(self, self.entries + 1)
-        cdef aiordma_send *send = &self.sends[self.entries]
-        cdef ibv_sge *sge = &self.sges[self.entries]
+        reserve(self, self.request_count + 1)
+        cdef aiordma_send *send = &self.sends[self.request_count]
+        cdef ibv_sge *sge = &self.sges[self.request_count]
         memset(send, 0, sizeof(aiordma_send))
         send.num_sge = 1 if length else 0
         sge.addr, sge.length, sge.lkey = address, length, lkey
         self.pins.append(pinned)
         pinned.pins += 1
-        self.entries += 1
+        self.request_count += 1
         return send
 
     cdef aiordma_send *add(
@@ -101,7 +101,7 @@ cdef class WRChain(WorkRequest):
             or owner.gone
             or owner.pinned is None
         ):
-            remote._require(self.user, right, local)
+            remote._require(self.user, right, local)  # raises unless an atomic is allowed
             local.holder()
         while start < local.length or opcode == IBV_WR_RDMA_WRITE_WITH_IMM:
             length = min(local.length - start, MAX_TRANSFER)
@@ -124,13 +124,13 @@ cdef class WRChain(WorkRequest):
 
     cdef uint32_t count_of(self, uint32_t opcode) noexcept:
         cdef uint32_t i, count = 0
-        for i in range(self.entries):
+        for i in range(self.request_count):
             count += self.sends[i].opcode == opcode
         return count
 
-    cdef bint can_move(self, bint posted) noexcept:
-        return not posted or (
-            self.count_of(IBV_WR_RDMA_READ) + self.count_of(IBV_WR_RDMA_WRITE) == self.entries
+    cdef bint can_move(self, bint was_posted) noexcept:
+        return not was_posted or (
+            self.count_of(IBV_WR_RDMA_READ) + self.count_of(IBV_WR_RDMA_WRITE) == self.request_count
         )
 
     cdef bint move(self, SendQueue lead) except -1:
@@ -141,16 +141,16 @@ cdef class WRChain(WorkRequest):
             self.waiter.queue = lead
         if self.striped is not None:
             return True  # the striped transfer has the keys of all rails
-        for i in range(self.entries):
-            of_rails = keys_for(self, self.sends[i].rkey)
-            if of_rails is None or lead.number not in of_rails:
+        for i in range(self.request_count):
+            keys_by_rail = keys_for(self, self.sends[i].rkey)
+            if keys_by_rail is None or lead.number not in keys_by_rail:
                 return False
-            keys.append(of_rails[lead.number])
+            keys.append(keys_by_rail[lead.number])
         try:
-            use_keys_of(self, lead)
+            set_local_keys(self, lead)
         except (RDMAError, OSError, MemoryError):
             return False
-        for i in range(self.entries):
+        for i in range(self.request_count):
             self.sends[i].rkey = keys[i]
         return True
 
@@ -158,7 +158,7 @@ cdef class WRChain(WorkRequest):
         """Remove the writes, which have been completed, so that only the reads are repeated."""
         cdef uint32_t i, kept = 0
         cdef list pins = []
-        for i in range(self.entries):
+        for i in range(self.request_count):
             if self.sends[i].opcode == IBV_WR_RDMA_WRITE:
                 self.rail.count_transfers(0, self.sges[i].length)
                 (<Pinned> self.pins[i]).unpin_now()
@@ -166,7 +166,7 @@ cdef class WRChain(WorkRequest):
             self.sends[kept], self.sges[kept] = self.sends[i], self.sges[i]
             pins.append(self.pins[i])
             kept += 1
-        self.pins, self.entries = pins, kept
+        self.pins, self.request_count = pins, kept
         return 0
 
     cdef str text(self, str peer):
@@ -175,12 +175,12 @@ cdef class WRChain(WorkRequest):
         operation = OperationKind(self.kind).text
         cdef object region = self.region
         if region is None or self.regions is not None:
-            return f"{operation} of {self.entries} requests on memory of {peer}"
-        for i in range(self.entries):
+            return f"{operation} of {self.request_count} requests on memory of {peer}"
+        for i in range(self.request_count):
             length += self.sges[i].length
         where = f"region {region.token.region_id:#x} of {peer}"
         if self.kind == KIND_BATCH:
-            return f"{operation} of {self.entries} requests on {where}"
+            return f"{operation} of {self.request_count} requests on {where}"
         offset = self.sends[0].remote_addr - <uint64_t> region.token.address
         preposition = "from" if self.kind == KIND_READ else "to"
         return f"{operation} of {length} bytes {preposition} offset {offset} of {where}"
@@ -199,8 +199,8 @@ cdef class WRChain(WorkRequest):
         """Move the first `count` requests into a new chain with the same waiter."""
         cdef WRChain part = WRChain.__new__(WRChain)
         part.user, part.kind = self.user, self.kind
-        if not 0 < count <= self.entries:
-            raise ValueError(f"cannot take {count} of {self.entries} requests")
+        if not 0 < count <= self.request_count:
+            raise ValueError(f"cannot take {count} of {self.request_count} requests")
         reserve(part, count)
         part.waiter = self.waiter
         if part.waiter is not None:
@@ -209,17 +209,17 @@ cdef class WRChain(WorkRequest):
         memcpy(part.sends, self.sends, count * sizeof(aiordma_send))
         memcpy(part.sges, self.sges, count * sizeof(ibv_sge))
         part.pins, self.pins = self.pins[:count], self.pins[count:]
-        part.entries = count
-        self.entries -= count
-        memmove(self.sends, self.sends + count, self.entries * sizeof(aiordma_send))
-        memmove(self.sges, self.sges + count, self.entries * sizeof(ibv_sge))
+        part.request_count = count
+        self.request_count -= count
+        memmove(self.sends, self.sends + count, self.request_count * sizeof(aiordma_send))
+        memmove(self.sges, self.sges + count, self.request_count * sizeof(ibv_sge))
         return part
 
     cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
-        cdef uint32_t i, last = self.entries - 1
+        cdef uint32_t i, last = self.request_count - 1
         cdef uint64_t length = 0
         self.rail = <SendQueue> queue
-        for i in range(self.entries):
+        for i in range(self.request_count):
             self.sends[i].wr_id = wr_id if i == last else wr_id | BEFORE_LAST
             self.sends[i].send_flags = IBV_SEND_SIGNALED if i == last else 0
             self.sends[i].first_sge = i
@@ -244,7 +244,7 @@ cdef class WRChain(WorkRequest):
         cdef TransferFuture waiter = self.waiter
         cdef uint32_t i
         cdef uint64_t bytes_read = 0, bytes_written = 0
-        for i in range(self.entries):
+        for i in range(self.request_count):
             if self.sends[i].opcode == IBV_WR_RDMA_READ:
                 bytes_read += self.sges[i].length
             elif not is_atomic(self.sends[i].opcode):
@@ -252,7 +252,7 @@ cdef class WRChain(WorkRequest):
         self.rail.count_transfers(bytes_read, bytes_written)
         self.waiter = None
         self.free_memory()
-        return 0 if waiter is None else waiter.advance(self)
+        return 0 if waiter is None else waiter.on_part_completed(self)
 
     cdef int on_error(self, object error) except -1:
         cdef TransferFuture waiter = self.waiter
@@ -261,10 +261,10 @@ cdef class WRChain(WorkRequest):
         self.waiter = None  # the traceback of the error may keep this object alive
         return 0 if waiter is None else waiter.settle(FAILED, error)
 
-    cdef int refused(self, object error) except -1:
+    cdef int refuse(self, object error) except -1:
         if self.waiter is not None:
-            self.waiter.undone = True
-        return WorkRequest.refused(self, error)
+            self.waiter.has_undone_part = True
+        return WorkRequest.refuse(self, error)
 
     cdef int free_memory(self) except -1:
         cdef Pinned pinned
@@ -283,31 +283,31 @@ cdef bint is_atomic(uint32_t opcode) noexcept:
     return opcode == IBV_WR_ATOMIC_CMP_AND_SWP or opcode == IBV_WR_ATOMIC_FETCH_AND_ADD
 
 
-cdef int reserve(WRChain chain, uint32_t room) except -1:
+cdef int reserve(WRChain chain, uint32_t capacity) except -1:
     cdef aiordma_send *sends
     cdef ibv_sge *sges
-    if room <= chain.room:
+    if capacity <= chain.capacity:
         return 0
-    room = max(8, room, chain.room + chain.room // 2)
-    sends = <aiordma_send *> PyMem_Malloc(room * sizeof(aiordma_send))
-    sges = <ibv_sge *> PyMem_Malloc(room * sizeof(ibv_sge))
+    capacity = max(8, capacity, chain.capacity + chain.capacity // 2)
+    sends = <aiordma_send *> PyMem_Malloc(capacity * sizeof(aiordma_send))
+    sges = <ibv_sge *> PyMem_Malloc(capacity * sizeof(ibv_sge))
     if sends == NULL or sges == NULL:
         PyMem_Free(sends)
         PyMem_Free(sges)
         raise MemoryError
-    memcpy(sends, chain.sends, chain.entries * sizeof(aiordma_send))
-    memcpy(sges, chain.sges, chain.entries * sizeof(ibv_sge))
+    memcpy(sends, chain.sends, chain.request_count * sizeof(aiordma_send))
+    memcpy(sges, chain.sges, chain.request_count * sizeof(ibv_sge))
     if chain.sends != &chain.one_send:
         PyMem_Free(chain.sends)
         PyMem_Free(chain.sges)
-    chain.sends, chain.sges, chain.room = sends, sges, room
+    chain.sends, chain.sges, chain.capacity = sends, sges, capacity
     return 0
 
 
-cdef int use_keys_of(WRChain chain, SendQueue queue) except -1:
+cdef int set_local_keys(WRChain chain, SendQueue queue) except -1:
     """Set the lkeys to those for the rail of `queue`, whose device does not own the memory."""
     cdef uint32_t i
-    for i in range(chain.entries):
+    for i in range(chain.request_count):
         chain.sges[i].lkey = queue.keys.local_key(<Pinned> chain.pins[i])
     return 0
 
@@ -321,7 +321,7 @@ cdef dict keys_for(WRChain chain, uint32_t rkey):
     return None
 
 
-cdef uint32_t long_at(WRChain chain, uint32_t first, Stripes stripes) except? 0:
+cdef uint32_t count_long_operation(WRChain chain, uint32_t first, Stripes stripes) except? 0:
     """Return the number of requests that form one long operation, starting at `first`.
 
     Returns 0 unless other rails can carry a part of the operation.
@@ -334,7 +334,7 @@ cdef uint32_t long_at(WRChain chain, uint32_t first, Stripes stripes) except? 0:
         return 0
     while (
         chain.sges[last].length == MAX_TRANSFER
-        and last + 1 < chain.entries
+        and last + 1 < chain.request_count
         and chain.sends[last + 1].opcode == send.opcode
         and chain.sends[last + 1].rkey == send.rkey
         and chain.sends[last + 1].remote_addr == send.remote_addr + size
@@ -343,7 +343,7 @@ cdef uint32_t long_at(WRChain chain, uint32_t first, Stripes stripes) except? 0:
     ):
         last += 1
         size += chain.sges[last].length
-    if len(order(stripes.lanes, size)) < 2 or not keys_for(chain, send.rkey):
+    if len(select_lanes(stripes.lanes, size)) < 2 or not keys_for(chain, send.rkey):
         return 0
     return last + 1 - first
 
@@ -352,20 +352,20 @@ cdef uint32_t long_at(WRChain chain, uint32_t first, Stripes stripes) except? 0:
 cdef class TransferFuture(OpFuture):
     """The future of a chain, which may be posted in several parts."""
 
-    cdef int advance(self, WRChain part) except -1:
+    cdef int on_part_completed(self, WRChain part) except -1:
         cdef uint32_t i
         cdef uint64_t length = 0
         if self.progress is not None:
-            for i in range(part.entries):
+            for i in range(part.request_count):
                 length += part.sges[i].length
-            self.moved(length)
-        return self.part_over()
+            self.add_progress(length)
+        return self.on_part_over()
 
-    cdef int part_over(self) except -1:
+    cdef int on_part_over(self) except -1:
         self.parts_remaining -= 1
         return 0 if self.parts_remaining else self.settle(DONE, None)
 
-    cdef int moved(self, uint64_t length) except -1:
+    cdef int add_progress(self, uint64_t length) except -1:
         if self.progress is not None and self.state == PENDING:
             self.bytes_done += length
             try:
@@ -378,7 +378,7 @@ cdef class TransferFuture(OpFuture):
         cdef WRChain chain = self.chain, each
         cdef StripedTransfer striped
         cdef list parts = self.parts or [], waiting = [], started = []
-        cdef bint found
+        cdef bint was_waiting
         self.chain = self.parts = None
         if chain is None:
             return False
@@ -388,12 +388,12 @@ cdef class TransferFuture(OpFuture):
                 started.append(striped)
             else:
                 waiting.append(each)
-        found = self.sender is not None and self.sender.withdraw(chain)
-        found |= self.queue.withdraw(waiting)
+        was_waiting = self.sender is not None and self.sender.withdraw(chain)
+        was_waiting |= self.queue.withdraw(waiting)
         for striped in started:
             striped.stripes.drop(striped)
             striped.end_if_over()
-        return found
+        return was_waiting
 
 
 # ---- several rails ---------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ cdef class TransferChunk(WorkRequest):
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef Lane lane = self.lane
-        if self.transfer.writes():
+        if self.transfer.is_write():
             (<SendQueue> lane.rail).count_transfers(0, self.length)
         else:
             (<SendQueue> lane.rail).count_transfers(self.length, 0)
@@ -450,11 +450,11 @@ cdef class TransferChunk(WorkRequest):
 cdef class StripedTransfer(Striped):
     """A long read or write that uses all rails that are up and have a key for the peer's memory."""
 
-    cdef bint writes(self) noexcept:
+    cdef bint is_write(self) noexcept:
         return self.chain.sends[0].opcode == IBV_WR_RDMA_WRITE
 
     cdef SendQueue lead(self):
-        return <SendQueue> self.stripes.leading
+        return <SendQueue> self.stripes.lead_rail
 
     cdef int take_turn(self) except -1:
         if self.started:
@@ -464,7 +464,7 @@ cdef class StripedTransfer(Striped):
         else:
             self.started, self.predecessor = True, self.lead().latest_posted()
             self.stripes.begin(self)
-        return TURN_BLOCKED if self.writes() else TURN_STARTED
+        return TURN_BLOCKED if self.is_write() else TURN_STARTED
 
     cdef uint32_t lkey(self, SendQueue rail) except? 0:
         """Return the rail's lkey for the local memory, or 0 if the memory cannot be registered."""
@@ -475,7 +475,7 @@ cdef class StripedTransfer(Striped):
                 self.lkeys[rail.number] = 0
         return self.lkeys[rail.number]
 
-    cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t movable_bytes(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
         cdef SendQueue rail = <SendQueue> lane.rail, lead = self.lead()
         if rail.error is not None or lead.failed:
             return 0
@@ -498,10 +498,10 @@ cdef class StripedTransfer(Striped):
         return self.size - start
 
     cdef bint may_exceed_limit(self, Lane lane) except -1:
-        # READs that fetch messages count toward the lead's limit of CHUNKS, even while they wait
-        # behind this write in the backlog. The write may exceed the limit. Otherwise, neither the
-        # write nor the READs could proceed.
-        return lane.rail is self.stripes.leading and not self.chunks_in_flight and self.writes()
+        # READs that fetch messages count toward the lead's limit of CHUNKS_PER_RAIL, even while
+        # they wait behind this write in the backlog. The write may exceed the limit. Otherwise,
+        # neither the write nor the READs could proceed.
+        return lane.rail is self.stripes.lead_rail and not self.chunks_in_flight and self.is_write()
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
         cdef SendQueue rail = <SendQueue> lane.rail
@@ -525,16 +525,18 @@ cdef class StripedTransfer(Striped):
     cdef int completed(self, Lane lane, uint64_t length) except -1:
         self.chunks_in_flight -= 1
         if self.chain.waiter is not None:
-            self.chain.waiter.moved(length)
+            self.chain.waiter.add_progress(length)
         self.stripes.finished(lane, length)
         return self.end_if_over()
 
     cdef int on_chunk_failure(self, Lane lane, uint64_t start, uint64_t length) except -1:
         """Handle the failure of a chunk after its rail broke and released the memory."""
         self.chunks_in_flight -= 1
-        if self.stripes.ended is not None or (self.lead().failed and self.lead().leftovers is None):
+        if self.stripes.end_error is not None or (
+            self.lead().failed and self.lead().leftovers is None
+        ):
             return self.connection_ended()
-        if self.writes():
+        if self.is_write():
             return self.stripes.hold(lane, self, start, length)
         if self.dropped:
             return self.end_if_over()
@@ -547,27 +549,27 @@ cdef class StripedTransfer(Striped):
 
     cdef int connection_ended(self) except -1:
         cdef SendQueue lead = self.lead()
-        if self.stripes.ended is None:
+        if self.stripes.end_error is None:
             return self.fail(lead.error_of(self.chain))
         return self.fail(
-            lead.owner.error_for(self.stripes.ended, self.chain.text(lead.peer))
+            lead.owner.error_for(self.stripes.end_error, self.chain.text(lead.peer))
         )
 
     cdef int end_if_over(self) except -1:
         """Complete the transfer if no chunk is in flight and none remains to be posted."""
         cdef WRChain chain = self.chain
         cdef TransferFuture waiter = chain.waiter
-        if self.rest or self.chunks_in_flight or self.held or chain.striped is None:
+        if self.rest or self.chunks_in_flight or self.held_count or chain.striped is None:
             return 0
         chain.waiter = None
         if waiter is not None:
-            waiter.part_over()
+            waiter.on_part_over()
         if self.lead().withdraw([chain]):
             return 0
         return chain.free_memory()
 
 
-cdef WRChain next_part(WRChain chain, uint32_t count):
+cdef WRChain split_part(WRChain chain, uint32_t count):
     cdef WRChain part = chain.part(count)
     if chain.waiter.parts is None:
         chain.waiter.parts = []
@@ -582,15 +584,15 @@ cdef bint post_long(SendQueue queue, WRChain chain) except -1:
     """
     cdef WRChain part
     cdef StripedTransfer striped
-    cdef uint32_t before = 0, count
-    while before < chain.entries:
-        count = long_at(chain, before, queue.stripes)
+    cdef uint32_t preceding = 0, count
+    while preceding < chain.request_count:
+        count = count_long_operation(chain, preceding, queue.stripes)
         if not count:
-            before += 1
+            preceding += 1
             continue
-        if before:
-            queue.post(next_part(chain, before))
-        part = chain if count == chain.entries else next_part(chain, count)
+        if preceding:
+            queue.post(split_part(chain, preceding))
+        part = chain if count == chain.request_count else split_part(chain, count)
         striped = StripedTransfer.__new__(
             StripedTransfer, part.sges[count - 1].addr + part.sges[count - 1].length - part.sges[0].addr
         )
@@ -601,7 +603,7 @@ cdef bint post_long(SendQueue queue, WRChain chain) except -1:
         queue.post_in_turn(part)
         if part is chain:
             return True
-        before = 0
+        preceding = 0
     return False
 
 
@@ -621,11 +623,11 @@ cdef TransferFuture start_chain(
     """
     cdef TransferFuture future = TransferFuture.__new__(TransferFuture, queue.table.wakeups)
     check_progress(progress)
-    if not chain.entries:
+    if not chain.request_count:
         future.settle(DONE, None)
         return future
     if queue.number and not queue.failed:  # otherwise, the next lead will use its own keys
-        use_keys_of(chain, queue)
+        set_local_keys(chain, queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.parts_remaining, chain.waiter = 1, future
     if (
@@ -635,8 +637,8 @@ cdef TransferFuture start_chain(
         and post_long(queue, chain)
     ):
         return future
-    while chain.entries > 1 and (progress is not None or sender is not None):
-        queue.post(next_part(chain, 1 if progress is not None else chain.entries - 1))
+    while chain.request_count > 1 and (progress is not None or sender is not None):
+        queue.post(split_part(chain, 1 if progress is not None else chain.request_count - 1))
     if sender is not None:
         sender.write(chain)
     else:

@@ -25,7 +25,7 @@ cdef enum:  # bits of `flags`
     SENDING = 4
     AWAITS_MEMORY = 8  # `on_memory` will be called
     SWITCHING = 16  # the lead broke and another rail is taking over
-    RESUMED = 64  # the peer has reported what arrived; `moved` is to be posted again
+    RESUMED = 64  # the peer has reported what arrived; `unfinished_work` is to be posted again
     BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | SWITCHING
     COLLECTING = 32  # `collect` will be called
 
@@ -33,15 +33,15 @@ cdef enum:  # bits of `flags`
 @cython.final
 cdef class Outbox(Sender):
     cdef FrameHandler session          # None once it is closed
-    cdef SendQueue lead
-    cdef object owner, source
+    cdef SendQueue lead_rail
+    cdef object owner, block_source
     cdef BlockCache pool
     cdef readonly Credits credits
-    cdef PeerRoom room                 # None before the start, like `credits`
+    cdef PeerRoom peer_room            # None before the start, like `credits`
     cdef public Sealing sealing  # type: Sealing | None; None if frames are not encrypted
     cdef readonly Offers offers
     cdef readonly Journal journal
-    cdef list moved                    # unfinished work of leads that broke
+    cdef list unfinished_work          # unfinished work of leads that broke
     cdef readonly Stripes stripes
     cdef Fifo waiting                  # messages and writes, in order
     cdef Wait wait
@@ -49,7 +49,7 @@ cdef class Outbox(Sender):
     cdef uint32_t flags
     cdef object end_error
     cdef bint begin_sending(self) noexcept
-    cdef int rendezvous_over(
+    cdef int on_rendezvous_ack(
         self, uint32_t request_id, uint32_t status, uint32_t invalidated_key
     ) except -1
     cdef int move(self, SendQueue rail) except -1

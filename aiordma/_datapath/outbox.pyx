@@ -35,6 +35,7 @@ from .frames cimport (
     write_header,
 )
 from .futures cimport DONE, FAILED, PENDING, OpFuture
+from .keys cimport NOT_INVALIDATED
 from .memory cimport Local, Remote
 from .message cimport Counts
 from .one_sided cimport TransferFuture, begin_transfer
@@ -45,12 +46,12 @@ from .sends cimport (
     COPIED_BELOW,
     MAX_PIECES,
     Piece,
-    describe,
+    init_frame,
     imm_of,
     new_frame,
     new_rendezvous_frame,
 )
-from .stripes cimport order
+from .stripes cimport select_lanes
 from .work_queue cimport (
     WAIT_CREDITS,
     WAIT_NONE,
@@ -73,13 +74,13 @@ cdef enum:
 cdef class WrittenFrame(Frame):
     """The frame that reports a write with immediate data, and completes the write's `waiter`."""
 
-    cdef int arrived(self) except -1:
+    cdef int mark_arrived(self) except -1:
         write, self.waiter = self.waiter, None
-        return 0 if write is None else (<TransferFuture> write).part_over()
+        return 0 if write is None else (<TransferFuture> write).on_part_over()
 
-    cdef bint is_untrue(self) noexcept:
+    cdef bint reports_undone_write(self) noexcept:
         """Return whether the write was not executed, so that the peer must not get this frame."""
-        return self.waiter is not None and (<TransferFuture> self.waiter).undone
+        return self.waiter is not None and (<TransferFuture> self.waiter).has_undone_part
 
     cdef str text(self, str peer):
         return f"message of a write to {peer}"
@@ -92,36 +93,36 @@ cdef class Outbox(Sender):
 
     def __init__(self, SendQueue lead not None, FrameHandler session not None, memory: Memory,
                  owner: Owner):
-        self.lead, self.session, self.owner = lead, session, owner
+        self.lead_rail, self.session, self.owner = lead, session, owner
         self.counts = Counts()
         self.pool = memory.pool
-        self.source = memory.block_source(self.on_memory, internal=True)
+        self.block_source = memory.block_source(self.on_memory, internal=True)
         self.waiting, self.wait = Fifo(), Wait.__new__(Wait, lead.table.clock)
         self.offers = Offers(
             session, protocol.MAX_UNANSWERED, min(MAX_PIECES, lead.capacity - CONTROL_ENTRIES - 1)
         )
-        self.flags, self.moved, self.journal = NOT_STARTED, [], Journal()
+        self.flags, self.unfinished_work, self.journal = NOT_STARTED, [], Journal()
         self.stripes = lead.stripes = Stripes()
         self.stripes.lead(lead)
         self.stripes.add(lead)
 
-    cdef object owned(self):
+    cdef object ownership_error(self):
         return BusyError(
             f"cannot send a message on the connection with {self.owner.peer_name}: it is in use by "
-            f"{self.reader}; use another connection"
+            f"{self.message_owner}; use another connection"
         )
 
     cdef SendFuture start_message(self, object data, object imm):
         cdef SendFuture message
-        check(self)
-        message = SendFuture.__new__(SendFuture, self.lead.table.wakeups)
+        require_open(self)
+        message = SendFuture.__new__(SendFuture, self.lead_rail.table.wakeups)
         message.open(data)
-        if message.length > self.room.max_message:
-            raise MessageTooLongError(message.length, self.room.max_message)
+        if message.length > self.peer_room.max_message:
+            raise MessageTooLongError(message.length, self.peer_room.max_message)
         if imm is not None:
             message.imm = imm_of(imm)
             message.has_imm = True
-        if self.end_error is not None:  # `check` cannot detect this once the Connection is gone
+        if self.end_error is not None:  # the owner may be gone, so that `require_open` misses it
             raise self.owner.error_for(self.end_error)
         message.sender = self
         enqueue(self, message)
@@ -130,13 +131,13 @@ cdef class Outbox(Sender):
     cdef OpFuture start_transfer(
         self, uint8_t kind, Local local, Remote remote, object imm, object progress
     ):
-        check(self)
-        return begin_transfer(self.lead, kind, self, local, remote, imm, progress)
+        require_open(self)
+        return begin_transfer(self.lead_rail, kind, self, local, remote, imm, progress)
 
     cdef int write(self, WorkRequest chain) except -1:
         if self.end_error is not None:
-            return chain.refused(self.owner.error_for(self.end_error))
-        (<WRChain> chain).backlog_position = self.lead.backlog.latest
+            return chain.refuse(self.owner.error_for(self.end_error))
+        (<WRChain> chain).backlog_position = self.lead_rail.backlog.latest
         self.waiting.append(chain)
         note_wait(self)
         return self.session.flush() if self.waiting.size() == 1 else 0
@@ -167,15 +168,15 @@ cdef class Outbox(Sender):
         if (
             self.flags & BLOCKED
             or self.credits.data == 0
-            or self.offers.full()
-            or not self.lead.has_room()
-            or self.lead.failed
+            or self.offers.is_full()
+            or not self.lead_rail.has_room()
+            or self.lead_rail.failed
         ):
             return False
         self.flags |= SENDING
         return True
 
-    cdef int rendezvous_over(
+    cdef int on_rendezvous_ack(
         self, uint32_t request_id, uint32_t status, uint32_t invalidated_key
     ) except -1:
         cdef SendFuture message = self.offers.messages.pop(request_id, None)
@@ -188,7 +189,7 @@ cdef class Outbox(Sender):
     cdef int finish(self, SendFuture message, uint32_t status, uint32_t invalidated_key) except -1:
         cdef int code = close_message(message, invalidated_key)
         if status:
-            text = f"send of {message.length} bytes to {self.lead.peer}"
+            text = f"send of {message.length} bytes to {self.lead_rail.peer}"
             message.settle(
                 FAILED, RDMAError(f"{text}: the peer could not receive the message (code {status})")
             )
@@ -204,28 +205,29 @@ cdef class Outbox(Sender):
     cdef int move(self, SendQueue rail) except -1:
         """Make the rail the lead. Unfinished work of the previous lead waits for the peer's Resume.
         """
-        cdef SendQueue before = self.lead
+        cdef SendQueue previous_lead = self.lead_rail
         cdef WRChain chain
         cdef bint was_waiting
-        cdef list works = take_moved(self)
-        self.lead = rail
-        for work in (*works, *before.backlog.works):
+        cdef list works = take_unfinished_work(self)
+        self.lead_rail = rail
+        for work in (*works, *previous_lead.backlog.works):
             if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
                 chain = <WRChain> work
                 chain.kept = False
-                was_waiting = before.backlog.remove(chain)
+                was_waiting = previous_lead.backlog.remove(chain)
+                # The outcome is known if the whole operation was still in the backlog.
                 if was_waiting and (chain.waiter is None or chain.waiter.parts is None):
-                    chain.refused(not_done(self, chain))
+                    chain.refuse(not_executed_error(self, chain))
                 else:
-                    chain.refused(before.error_of(chain))
-            elif work not in before.backlog.works:
-                self.moved.append(work)
+                    chain.refuse(previous_lead.error_of(chain))
+            elif work not in previous_lead.backlog.works:
+                self.unfinished_work.append(work)
         rail.backlog.held = True
-        rail.backlog.take_over(before.backlog)
+        rail.backlog.take_over(previous_lead.backlog)
         for item in self.waiting.all():
             if type(item) is not SendFuture and not (<WRChain> item).move(rail):
                 self.waiting.remove(item)
-                (<WRChain> item).refused(not_done(self, <WRChain> item))
+                (<WRChain> item).refuse(not_executed_error(self, <WRChain> item))
         return 0
 
     cdef int resumed(self, uint64_t frames) except -1:
@@ -236,31 +238,31 @@ cdef class Outbox(Sender):
         """
         cdef WRChain chain
         cdef Frame frame
-        cdef list works = self.moved, missing = self.journal.missing_frames(frames)
-        cdef Py_ssize_t i, count, arrived = -1
+        cdef list works = self.unfinished_work, missing = self.journal.missing_frames(frames)
+        cdef Py_ssize_t i, count, last_arrived = -1
         for i, work in enumerate(works):
             if isinstance(work, Frame) and (<Frame> work).number < frames:
-                arrived = i
+                last_arrived = i
         # The device completed these frames, but the peer did not receive them. They were posted
         # before all other work.
-        self.moved = [frame for frame in missing if frame not in works]
+        self.unfinished_work = [frame for frame in missing if frame not in works]
         self.flags |= RESUMED
         for i, work in enumerate(works):
             if isinstance(work, Frame):
                 if (<Frame> work).number >= frames:
-                    self.moved.append(work)
+                    self.unfinished_work.append(work)
                 continue
             chain = <WRChain> work
-            if i > arrived or not chain.count_of(IBV_WR_RDMA_WRITE):
-                self.moved.append(chain)
+            if i > last_arrived or not chain.count_of(IBV_WR_RDMA_WRITE):
+                self.unfinished_work.append(chain)
                 continue
-            if chain.count_of(IBV_WR_RDMA_WRITE) == chain.entries:
+            if chain.count_of(IBV_WR_RDMA_WRITE) == chain.request_count:
                 chain.kept = False
                 chain.on_completion(0)
             else:  # its writes must not be repeated
                 chain.drop_writes()
-                self.moved.append(chain)
-        count = len(self.moved)
+                self.unfinished_work.append(chain)
+        count = len(self.unfinished_work)
         self.post_again()
         return count
 
@@ -270,34 +272,37 @@ cdef class Outbox(Sender):
         cdef Frame frame
         if not self.flags & RESUMED:
             return 0
-        while self.moved and self.lead.free and not self.lead.failed:
-            if isinstance(self.moved[0], Frame):
-                frame = <Frame> self.moved[0]
-                if isinstance(frame, WrittenFrame) and (<WrittenFrame> frame).is_untrue():
-                    self.lead.connection_broke(RDMAError(UNDONE))
-                elif has_key(self, frame):
+        while self.unfinished_work and self.lead_rail.free and not self.lead_rail.failed:
+            if isinstance(self.unfinished_work[0], Frame):
+                frame = <Frame> self.unfinished_work[0]
+                if (
+                    isinstance(frame, WrittenFrame)
+                    and (<WrittenFrame> frame).reports_undone_write()
+                ):
+                    self.lead_rail.connection_broke(RDMAError(UNDONE))
+                elif set_local_key(self, frame):
                     frame.prepare_again()
-                    self.lead.post_checked(frame)
-                    del self.moved[0]
+                    self.lead_rail.post_checked(frame)
+                    del self.unfinished_work[0]
                 continue
-            chain = <WRChain> self.moved[0]
+            chain = <WRChain> self.unfinished_work[0]
             error = chain.refusal()
-            if error is None and not self.lead.has_room():
+            if error is None and not self.lead_rail.has_room():
                 break
-            if error is None and not self.lead.has_room_for(chain.entries):
-                self.lead.post_checked(chain.part(self.lead.free - CONTROL_ENTRIES))
+            if error is None and not self.lead_rail.has_room_for(chain.request_count):
+                self.lead_rail.post_checked(chain.part(self.lead_rail.free - CONTROL_ENTRIES))
                 continue
-            del self.moved[0]
+            del self.unfinished_work[0]
             chain.kept = False
             if error is None:
-                self.lead.post_checked(chain)
+                self.lead_rail.post_checked(chain)
             else:
-                chain.refused(error)
-        if not self.moved and not self.lead.failed:
+                chain.refuse(error)
+        if not self.unfinished_work and not self.lead_rail.failed:
             self.flags &= ~(SWITCHING | RESUMED)
-            self.stripes.last_repeated = self.lead.latest_posted()
-            self.lead.backlog.held = False
-            self.lead.post_backlog()
+            self.stripes.last_repeated = self.lead_rail.latest_posted()
+            self.lead_rail.backlog.held = False
+            self.lead_rail.post_backlog()
             return self.session.flush()
         return 0
 
@@ -314,17 +319,18 @@ cdef class Outbox(Sender):
         return 0
 
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
-        if self.lead.number and not has_key(self, frame):
-            frame.on_error(self.lead.error_of(frame))
+        # The block has the key for the first rail's device already.
+        if self.lead_rail.number and not set_local_key(self, frame):
+            frame.on_error(self.lead_rail.error_of(frame))
             return frame.free_memory()
         write_header(<FrameHeader *> frame.block.bytes(), self.credits, kind, has_imm, imm)
         if self.sealing is not None:
             frame.length = self.sealing.seal(frame.block.bytes(), frame.length)
-            if not frame.length:
+            if not frame.length:  # dropped, because there is no key for encryption yet
                 return frame.free_memory()
-        self.room.count_sent()
+        self.peer_room.count_sent()
         self.journal.add(frame, carries_message(kind))
-        return self.lead.post_checked(frame)
+        return self.lead_rail.post_checked(frame)
 
     # ---- the end ----
 
@@ -339,12 +345,12 @@ cdef class Outbox(Sender):
                 (<SendFuture> item).close_payload()
                 (<SendFuture> item).settle(FAILED, send_error(self, <SendFuture> item))
             else:
-                text = (<WRChain> item).text(self.lead.peer)
-                (<WRChain> item).refused(self.owner.error_for(error, text))
-        self.moved = [*take_moved(self), *self.lead.backlog.take_all()]
-        works = [work for work in self.moved if isinstance(work, WRChain)]
+                text = (<WRChain> item).text(self.lead_rail.peer)
+                (<WRChain> item).refuse(self.owner.error_for(error, text))
+        self.unfinished_work = [*take_unfinished_work(self), *self.lead_rail.backlog.take_all()]
+        works = [work for work in self.unfinished_work if isinstance(work, WRChain)]
         for work in (*works, *self.journal.all()):  # including frames only in the journal
-            text = (<WorkRequest> work).text(self.lead.peer)
+            text = (<WorkRequest> work).text(self.lead_rail.peer)
             (<WorkRequest> work).on_error(self.owner.error_for(error, text))
         for message in self.offers.messages.values():
             message.settle(FAILED, send_error(self, message))
@@ -358,45 +364,45 @@ cdef class Outbox(Sender):
             if type(item) is not SendFuture:
                 (<WRChain> item).waiter = None  # breaks a reference cycle
                 (<WRChain> item).free_memory()
-        for chain in (*take_moved(self), *self.lead.backlog.take_all()):
+        for chain in (*take_unfinished_work(self), *self.lead_rail.backlog.take_all()):
             if isinstance(chain, WRChain):
                 (<WRChain> chain).kept = False
                 (<WRChain> chain).free_memory()
         self.journal.close()
-        self.session = self.source = None
+        self.session = self.block_source = None
         return code
 
 
-cdef int check(Outbox outbox) except -1:
+cdef int require_open(Outbox outbox) except -1:
     if (
         outbox.flags & (NOT_STARTED | ENDED)
         or outbox.closing
-        or not outbox.lead.table.wakeups.is_in_loop()
+        or not outbox.lead_rail.table.wakeups.is_in_loop()
     ):
         outbox.owner.check()  # raises the error
     return 0
 
 
 cdef int enqueue(Outbox outbox, SendFuture message) except -1:
-    cdef bint shares, sent
-    message.backlog_position = outbox.lead.backlog.latest
-    if outbox.waiting.size() or outbox.lead.backlog.is_waiting or not outbox.begin_sending():
+    cdef bint joins_bundle, sent
+    message.backlog_position = outbox.lead_rail.backlog.latest
+    if outbox.waiting.size() or outbox.lead_rail.backlog.is_waiting or not outbox.begin_sending():
         outbox.waiting.append(message)
         return note_wait(outbox)
     try:
-        shares = (
+        joins_bundle = (
             outbox.frames_in_flight
             and message.length < BUNDLED_BELOW
-            and outbox.room.fits(message.length)
+            and outbox.peer_room.fits(message.length)
         )
-        sent = not shares and send_alone(outbox, message)
+        sent = not joins_bundle and send_alone(outbox, message)
     finally:
         outbox.flags &= ~SENDING
     if not sent:
-        message.backlog_position = outbox.lead.backlog.latest
+        message.backlog_position = outbox.lead_rail.backlog.latest
         outbox.waiting.appendleft(message)  # messages queued in the meantime follow it
     if outbox.waiting.size() and not outbox.flags & COLLECTING:
-        outbox.lead.table.wakeups.loop.call_soon(outbox.collect)
+        outbox.lead_rail.table.wakeups.loop.call_soon(outbox.collect)
         outbox.flags |= COLLECTING
     return 0
 
@@ -405,16 +411,20 @@ cdef int note_wait(Outbox outbox) except -1:
     """Record why the first waiting item waits. The pool and the backlog count their own waits."""
     cdef int reason = WAIT_NONE
     if not outbox.flags & (NOT_STARTED | ENDED) and outbox.waiting.size():
-        if outbox.credits.data == 0 or outbox.offers.full():
+        if outbox.credits.data == 0 or outbox.offers.is_full():
             reason = WAIT_CREDITS
-        elif not (outbox.flags & AWAITS_MEMORY or outbox.lead.backlog.is_waiting or outbox.lead.has_room()):
+        elif not (
+            outbox.flags & AWAITS_MEMORY
+            or outbox.lead_rail.backlog.is_waiting
+            or outbox.lead_rail.has_room()
+        ):
             reason = WAIT_SEND_QUEUE
     outbox.wait.set_reason(reason)
     return 0
 
 
-cdef int resume_sending(Outbox outbox, uint32_t waited_for) except -1:
-    outbox.flags &= ~waited_for
+cdef int resume_sending(Outbox outbox, uint32_t awaited_flag) except -1:
+    outbox.flags &= ~awaited_flag
     return 0 if outbox.flags & ENDED else outbox.session.flush()
 
 
@@ -425,7 +435,7 @@ cdef PoolBlock frame_block(Outbox outbox, uint64_t size):
     """
     cdef PoolBlock block = outbox.pool.take_fast(size)
     if block is None:
-        block = outbox.source.block(size)
+        block = outbox.block_source.block(size)
         if block is None:
             outbox.flags |= AWAITS_MEMORY
     return block
@@ -434,7 +444,7 @@ cdef PoolBlock frame_block(Outbox outbox, uint64_t size):
 cdef bint send_alone(Outbox outbox, SendFuture message) except -1:
     """Send one message in its own frame. Returns False if there is no memory for it."""
     try:
-        if outbox.room.fits(message.length):
+        if outbox.peer_room.fits(message.length):
             return send_eager(outbox, message)
         return send_rendezvous(outbox, message)
     except (RDMAError, OSError, ValueError, BufferError, MemoryError) as error:
@@ -450,14 +460,14 @@ cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
     if (
         not outbox.pool.local_dma_lkey
         or in_place.length < COPIED_BELOW
-        or outbox.room.tag_size
+        or outbox.peer_room.tag_size
         or outbox.journal.is_enabled
     ):
         in_place = None
     cdef uint64_t length = HEADER + message.length - (
         0 if in_place is None else in_place.length
     )
-    cdef PoolBlock block = frame_block(outbox, length + outbox.room.tag_size)
+    cdef PoolBlock block = frame_block(outbox, length + outbox.peer_room.tag_size)
     cdef Frame frame
     if block is None:
         return False
@@ -480,10 +490,10 @@ cdef bint send_bundle(Outbox outbox, list messages, uint64_t size) except -1:
     cdef SendFuture message
     cdef BundleEntry *entry
     cdef unsigned char *bytes
-    cdef uint64_t whole
+    cdef uint64_t entry_size
     cdef Frame frame
     try:
-        block = frame_block(outbox, size + outbox.room.tag_size)
+        block = frame_block(outbox, size + outbox.peer_room.tag_size)
     except (RDMAError, OSError, MemoryError) as error:
         for message in messages:
             message.close_payload()
@@ -493,7 +503,7 @@ cdef bint send_bundle(Outbox outbox, list messages, uint64_t size) except -1:
         return False
     bytes = block.bytes() + HEADER
     for message in messages:
-        whole = bundled_size(message.length)
+        entry_size = bundled_size(message.length)
         entry = <BundleEntry *> bytes
         entry.length = htole32(
             <uint32_t> message.length | (ENTRY_HAS_IMM if message.has_imm else 0)
@@ -501,8 +511,8 @@ cdef bint send_bundle(Outbox outbox, list messages, uint64_t size) except -1:
         entry.imm = htole32(message.imm)
         bytes += sizeof(BundleEntry)
         message.copy_to(bytes, None)
-        memset(bytes + message.length, 0, whole - sizeof(BundleEntry) - message.length)
-        bytes += whole - sizeof(BundleEntry)
+        memset(bytes + message.length, 0, entry_size - sizeof(BundleEntry) - message.length)
+        bytes += entry_size - sizeof(BundleEntry)
     frame = new_frame(block, <uint32_t> size)
     frame.sender, frame.messages = outbox, messages
     outbox.frames_in_flight += 1
@@ -518,26 +528,26 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
     cdef Frame frame
     cdef bytes seal = b""
     if message.first.next is not None and outbox.sealing is None:
-        outbox.offers.join_pieces(message, outbox.room.size)
+        outbox.offers.join_pieces(message, outbox.peer_room.size)
     # The frame needs one send queue entry. Each piece needs another one to bind its memory window.
     # Encryption joins all pieces into one.
     cdef uint32_t entries = 1 + (message.count() if outbox.sealing is None else 1)
-    if not outbox.lead.has_room_for(entries):
+    if not outbox.lead_rail.has_room_for(entries):
         return False
     if outbox.sealing is None:
         length = rendezvous_size(message)
     else:
         length = HEADER + sizeof(RendezvousRequest) + sizeof(RendezvousPiece) + PAYLOAD_SEAL
-    block = frame_block(outbox, length + outbox.room.tag_size)
+    block = frame_block(outbox, length + outbox.peer_room.tag_size)
     if block is None:
         return False
     try:
         if outbox.sealing is not None:
             seal = outbox.sealing.seal_message(message, outbox.pool)
-        open_message(message, outbox.lead.keys)
-        message.rail = outbox.lead.number
-        if not outbox.lead.has_room_for(entries) and not outbox.lead.failed:
-            close_message(message, 0)
+        open_message(message, outbox.lead_rail.keys)
+        message.rail = outbox.lead_rail.number
+        if not outbox.lead_rail.has_room_for(entries) and not outbox.lead_rail.failed:
+            close_message(message, NOT_INVALIDATED)
             raise RDMAError(
                 "the message was not sent, because a finalizer filled the send queue in the "
                 "meantime; send the message again"
@@ -554,7 +564,8 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
     outbox.frames_in_flight += 1
     outbox.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
     if outbox.end_error is None:
-        outbox.offers.open_elsewhere(message, order(outbox.stripes.lanes, message.length)[1:])
+        lanes = select_lanes(outbox.stripes.lanes, message.length)
+        outbox.offers.open_elsewhere(message, lanes[1:])  # the first one is the lead
     return True
 
 
@@ -566,7 +577,7 @@ cdef bint send_first(Outbox outbox) except -1:
     cdef list messages = []
     cdef SendFuture message
     cdef WRChain write
-    cdef uint64_t size = HEADER, longer
+    cdef uint64_t size = HEADER, new_size
     cdef object item
     while len(messages) < MAX_BUNDLE and outbox.waiting.size():
         item = outbox.waiting.first()
@@ -574,7 +585,7 @@ cdef bint send_first(Outbox outbox) except -1:
             if messages:
                 break
             write = <WRChain> item
-            if not outbox.lead.backlog.has_posted(write.backlog_position):
+            if not outbox.lead_rail.backlog.has_posted(write.backlog_position):
                 return False
             outbox.waiting.popleft()
             error = write.refusal()
@@ -582,22 +593,22 @@ cdef bint send_first(Outbox outbox) except -1:
                 write.waiter = None  # breaks a reference cycle
                 write.free_memory()
             elif error is not None:
-                write.refused(error)
+                write.refuse(error)
             elif outbox.journal.is_enabled:
                 return send_written(outbox, write)
             else:
                 outbox.credits.data -= 1
-                outbox.room.count_sent()
-                outbox.lead.post_checked(write)
+                outbox.peer_room.count_sent()
+                outbox.lead_rail.post_checked(write)
             return True
         message = <SendFuture> item
-        if not outbox.lead.backlog.has_posted(message.backlog_position):
+        if not outbox.lead_rail.backlog.has_posted(message.backlog_position):
             break
         if message.state == PENDING:
-            longer = size + bundled_size(message.length)
-            if messages and longer > outbox.room.size:
+            new_size = size + bundled_size(message.length)
+            if messages and new_size > outbox.peer_room.size:
                 break
-            size = longer
+            size = new_size
             messages.append(message)
         outbox.waiting.popleft()
     if not messages:
@@ -619,58 +630,58 @@ cdef bint send_written(Outbox outbox, WRChain write) except -1:
     cdef TransferFuture waiter = write.waiter
     cdef Frame frame
     cdef uint32_t length = write.sges[0].length, imm = write.sends[0].imm_data
-    if outbox.lead.has_room_for(2):
+    if outbox.lead_rail.has_room_for(2):
         try:
-            block = frame_block(outbox, HEADER + sizeof(length) + outbox.room.tag_size)
+            block = frame_block(outbox, HEADER + sizeof(length) + outbox.peer_room.tag_size)
         except (RDMAError, OSError, MemoryError) as error:
-            write.refused(error)
+            write.refuse(error)
             return True
     if block is None:
         outbox.waiting.appendleft(write)
         return False
     write.sends[0].opcode = IBV_WR_RDMA_WRITE
     waiter.parts_remaining += 1
-    outbox.lead.post_checked(write)
+    outbox.lead_rail.post_checked(write)
     (<uint32_t *> (block.bytes() + HEADER))[0] = htole32(length)
-    frame = describe(WrittenFrame.__new__(WrittenFrame), block, HEADER + sizeof(length))
+    frame = init_frame(WrittenFrame.__new__(WrittenFrame), block, HEADER + sizeof(length))
     frame.waiter = waiter
     outbox.post_frame(frame, WRITTEN, True, imm)
     return True
 
 
-cdef object not_done(Outbox outbox, WRChain chain):
+cdef object not_executed_error(Outbox outbox, WRChain chain):
     return BufferStateError(
-        f"{chain.text(outbox.lead.peer)} was not executed: the connection has moved to a rail that "
-        f"does not have a key for this memory; try again"
+        f"{chain.text(outbox.lead_rail.peer)} was not executed: the connection has moved to a rail "
+        f"that does not have a key for this memory; try again"
     )
 
 
-cdef list take_moved(Outbox outbox):
+cdef list take_unfinished_work(Outbox outbox):
     """Take the work that no lead has completed, in posting order."""
-    cdef list works = outbox.moved
-    if outbox.lead.leftovers is not None:
-        works = outbox.lead.leftovers.take_works(works)
-    outbox.moved = []
+    cdef list works = outbox.unfinished_work
+    if outbox.lead_rail.leftovers is not None:
+        works = outbox.lead_rail.leftovers.take_works(works)
+    outbox.unfinished_work = []
     outbox.flags &= ~RESUMED
     return works
 
 
-cdef bint has_key(Outbox outbox, Frame frame) except -1:
+cdef bint set_local_key(Outbox outbox, Frame frame) except -1:
     """Set the local key of the frame's memory for the lead's device.
 
     Returns False and ends the connection if the memory cannot be registered with that device.
     """
     try:
-        frame.lkey = outbox.lead.keys.local_key(frame.block)
+        frame.lkey = outbox.lead_rail.keys.local_key(frame.block)
     except (RDMAError, OSError, MemoryError) as error:
-        outbox.lead.connection_broke(error)
+        outbox.lead_rail.connection_broke(error)
         return False
     return True
 
 
 cdef object send_error(Outbox outbox, SendFuture message):
     return outbox.owner.error_for(
-        outbox.end_error, f"send of {message.length} bytes to {outbox.lead.peer}"
+        outbox.end_error, f"send of {message.length} bytes to {outbox.lead_rail.peer}"
     )
 
 

@@ -6,12 +6,16 @@ from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_
 from libc.stdint cimport int64_t, uint64_t
 
 cdef enum:
-    # Reading a message of cost MOST_WORK takes an estimated 0.1 s. An element of a container costs
+    # Reading a message of cost MAX_WORK takes an estimated 0.1 s. An element of a container costs
     # 1, and more if it is a container or an extension value itself.
-    MOST_WORK = 1 << 20
+    MAX_WORK = 1 << 20
     CONTAINER = 4
     EXTENSION = 32
-    MOST_NESTED = 511  # the limit of msgpack.packb
+    MAX_NESTED = 511  # the limit of msgpack.packb
+
+cdef enum:  # values of `is_key`
+    IS_VALUE = 0
+    IS_KEY = 1
 
 # Tables for the tags 0xc0 to 0xdf, indexed by tag - 0xc0. KINDS: (P)lain, (B)ytes or text,
 # (E)xtension, (A)rray, (M)ap, or - for the invalid tag. LENGTHS: the size of the length field in
@@ -28,13 +32,13 @@ cdef const char *SIZES = (
 cdef class Values:
     """A cursor that validates and skips msgpack values."""
 
-    cdef const unsigned char *at
+    cdef const unsigned char *position
     cdef const unsigned char *end
-    cdef int64_t work                  # work remaining
+    cdef int64_t remaining_work
 
     cdef int spend(self, int64_t cost) except -1:
-        self.work -= cost
-        if self.work < 0:
+        self.remaining_work -= cost
+        if self.remaining_work < 0:
             raise ValueError(
                 "too many values: a message can contain at most a million numbers, or 200,000 "
                 "lists and dicts"
@@ -45,39 +49,39 @@ cdef class Values:
         cdef unsigned char tag, kind = b"P"
         cdef uint64_t count = 0, i
         cdef int length = 0, size = 0
-        if self.at == self.end:
+        if self.position == self.end:
             raise ValueError("truncated data")
-        tag = self.at[0]
-        self.at += 1
+        tag = self.position[0]
+        self.position += 1
         if tag >= 0xc0 and tag < 0xe0:
             kind, length, size = KINDS[tag - 0xc0], LENGTHS[tag - 0xc0], SIZES[tag - 0xc0]
         elif tag >= 0xa0 and tag < 0xe0:
             kind, count = b"B", tag & 31
         elif tag >= 0x80 and tag < 0xa0:
             kind, count = b"A" if tag & 16 else b"M", tag & 15
-        if self.end - self.at < length:
+        if self.end - self.position < length:
             raise ValueError("truncated data")
         for i in range(<uint64_t> length):
-            count = count << 8 | self.at[i]
-        self.at += length
+            count = count << 8 | self.position[i]
+        self.position += length
         if is_key and kind != b"B":
             raise ValueError("dict keys must be str or bytes")
         if kind == b"A" or kind == b"M":
-            if depth == MOST_NESTED:
-                raise ValueError(f"lists or dicts are nested more than {MOST_NESTED} deep")
+            if depth == MAX_NESTED:
+                raise ValueError(f"lists or dicts are nested more than {MAX_NESTED} deep")
             self.spend(CONTAINER + (count if kind == b"A" else 2 * count))
             for i in range(count):
                 if kind == b"M":
-                    self.skip(depth + 1, True)
-                self.skip(depth + 1, False)
+                    self.skip(depth + 1, IS_KEY)
+                self.skip(depth + 1, IS_VALUE)
             return 0
         if kind == b"-":
             raise ValueError("invalid byte 0xc1")
         if kind == b"E":
             self.spend(EXTENSION)
-        if <uint64_t> (self.end - self.at) < count + size:
+        if <uint64_t> (self.end - self.position) < count + size:
             raise ValueError("truncated data")
-        self.at += count + size
+        self.position += count + size
         return 0
 
 
@@ -90,11 +94,11 @@ def check_packed(data: Buffer) -> None:
     cdef Py_buffer buffer
     PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
     try:
-        values.at = <const unsigned char *> buffer.buf
-        values.end = values.at + buffer.len
-        values.work = MOST_WORK
-        values.skip(0, False)
-        if values.at != values.end:
+        values.position = <const unsigned char *> buffer.buf
+        values.end = values.position + buffer.len
+        values.remaining_work = MAX_WORK
+        values.skip(0, IS_VALUE)
+        if values.position != values.end:
             raise ValueError("extra bytes after the end")
     finally:
         PyBuffer_Release(&buffer)

@@ -7,10 +7,15 @@ from libc.stdint cimport uint32_t, uintptr_t
 cimport cython
 
 from .futures cimport Wakeups
-from .work_queue cimport WorkRequestTable, aiordma_drain
+from .work_queue cimport FOUND, MORE, WorkRequestTable, aiordma_drain
 
 cdef enum:
     FIRST_SLICE_US = 2  # first slice of a spin that follows a poll without spinning
+
+cdef enum:  # values of `polls_again`, see aiordma_drain
+    NEVER = 0
+    IF_FOUND = 1
+    ALWAYS = 2
 
 
 @cython.final
@@ -32,12 +37,17 @@ cdef class Poller:
     def __cinit__(self, WorkRequestTable table not None):
         self.table = table
 
-    def serve(self, uintptr_t state, int most, list leaving, slow: Callable[[int], object]):
-        """Drain a readable completion channel. `slow(outcome)` does any remaining work."""
-        self.serve_with(state, most, leaving, slow, 0, False)
+    def serve(
+        self, uintptr_t state, int limit, list leaving, handle_rest: Callable[[int], object]
+    ):
+        """Drain at most `limit` completions of a readable channel.
+
+        `handle_rest(outcome)` does any remaining work.
+        """
+        self.serve_with(state, limit, leaving, handle_rest, 0, NEVER)
 
     def spin_before_wait(
-        self, uintptr_t state, int most, list leaving, slow: Callable[[int], object],
+        self, uintptr_t state, int limit, list leaving, handle_rest: Callable[[int], object],
         uint32_t spin_us,
     ):
         """Do the same as `serve` for a task that is about to wait in this loop."""
@@ -46,19 +56,21 @@ cdef class Poller:
             return
         wakeups.defers_callbacks = True
         try:
-            self.serve_with(state, most, leaving, slow, spin_us, self.polls_again or self.spin_scheduled)
+            polls_again = self.polls_again or self.spin_scheduled
+            self.serve_with(state, limit, leaving, handle_rest, spin_us, polls_again)
         finally:
             wakeups.defers_callbacks = False
 
     cdef int serve_with(
-        self, uintptr_t state, int most, list leaving, object slow, uint32_t spin_us, bint polls_again
+        self, uintptr_t state, int limit, list leaving, object handle_rest, uint32_t spin_us,
+        bint polls_again,
     ) except -1:
         cdef int outcome
         if self.closed:
             return 0
-        outcome = self.table.drain_once(<aiordma_drain *> state, most, spin_us, polls_again)
-        if not 0 <= outcome <= 1 or leaving:
-            slow(outcome)
+        outcome = self.table.drain_once(<aiordma_drain *> state, limit, spin_us, polls_again)
+        if outcome < 0 or outcome & MORE or leaving:
+            handle_rest(outcome)
         return 0
 
     def spin_soon(self):
@@ -72,7 +84,9 @@ cdef class Poller:
             self.spin_scheduled = True
         return 0
 
-    def spin_once(self, uintptr_t state, int most, list leaving, slow: Callable[[int], object]):
+    def spin_once(
+        self, uintptr_t state, int limit, list leaving, handle_rest: Callable[[int], object]
+    ):
         """Run one slice of the spin, and schedule the next one for the loop's next iteration.
 
         The spin starts again as long as it finds completions.
@@ -81,7 +95,7 @@ cdef class Poller:
         does, and the spin cannot detect this. The loop therefore runs an iteration after each
         slice, and a slice is at most slightly longer than all earlier slices together.
         """
-        cdef bint around = self.polls_again
+        cdef bint previous_polls_again = self.polls_again
         cdef bint is_last = self.spun_us + self.slice_us >= self.spin_us
         cdef int outcome, after
         self.spin_scheduled = False
@@ -90,21 +104,24 @@ cdef class Poller:
         self.polls_again = True
         try:
             outcome = self.table.drain_once(
-                <aiordma_drain *> state, most, self.slice_us or is_last, 1 if is_last else 2
+                <aiordma_drain *> state,
+                limit,
+                self.slice_us or is_last,  # only a drain that spins can withdraw the announcement
+                IF_FOUND if is_last else ALWAYS,
             )
         finally:
-            self.polls_again = around
+            self.polls_again = previous_polls_again
         if outcome == 0 and not is_last and not leaving:
             self.spun_us += self.slice_us
             self.slice_us = min(self.spun_us + FIRST_SLICE_US, self.spin_us - self.spun_us)
             self.spin_slice_soon()
-        elif outcome != 1 or leaving:
-            if outcome >= 0 and not outcome & 1 and not is_last:
+        elif outcome != FOUND or leaving:
+            if outcome >= 0 and not outcome & FOUND and not is_last:
                 # The last drain announced further polling to the device, but polling ends here.
                 # Drain again to withdraw the announcement.
-                after = self.table.drain_once(<aiordma_drain *> state, most, 1, 1)
+                after = self.table.drain_once(<aiordma_drain *> state, limit, 1, IF_FOUND)
                 outcome = after if after < 0 else outcome | after
-            slow(outcome)
+            handle_rest(outcome)
         else:
             self.spin_found = True
             self.spin_soon()

@@ -4,12 +4,17 @@ from libc.stdint cimport uintptr_t
 
 cimport cython
 
+from .backlog cimport IS_FIRST, IS_LAST
 from .memory cimport release_all
 from .work_queue cimport (
     TURN_STARTED,
     KIND_RECV,
+    BEFORE_LAST,
     NO_SLOT,
+    NOT_POSTED,
+    TO_OTHER_DEVICE,
     TURN_BLOCKED,
+    WAS_POSTED,
     aiordma_recv,
     ibv_sge,
     post_recvs,
@@ -109,13 +114,13 @@ cdef class SendQueue(WorkQueues):
 
     cpdef int post(self, WorkRequest work) except -1:
         """Post `work`, or queue it until there is room."""
-        if self.backlog.is_waiting or work.entries + CONTROL_ENTRIES > self.free:
+        if self.backlog.is_waiting or work.request_count + CONTROL_ENTRIES > self.free:
             return self.post_in_turn(work)
         return self.post_checked(work)
 
     cdef int post_in_turn(self, WorkRequest work) except -1:
         """Queue `work` behind all work that is already waiting for room."""
-        if self.error is not None and not (keeps_works(self) and work.can_move(False)):
+        if self.error is not None and not (keeps_new_work(self) and work.can_move(NOT_POSTED)):
             return self.post_checked(work)
         if work not in self.backlog.works:
             self.backlog.append(work)
@@ -125,8 +130,8 @@ cdef class SendQueue(WorkQueues):
         """Post `work` ahead of the backlog. The caller has checked for room and for its turn."""
         if self.error is None:
             return post_now(self, work)
-        if keeps_works(self):
-            return set_aside(self, work, False)
+        if keeps_new_work(self):
+            return set_aside(self, work, NOT_POSTED)
         work.on_error(self.error_of(work))
         work.free_memory()
         return 0
@@ -143,8 +148,8 @@ cdef class SendQueue(WorkQueues):
                 self.backlog.remove(first)
             elif error is not None:
                 self.backlog.remove(first)
-                first.refused(error)
-            elif first.entries + CONTROL_ENTRIES > self.free:
+                first.refuse(error)
+            elif first.request_count + CONTROL_ENTRIES > self.free:
                 post_now(self, (<object> first).part(self.free - CONTROL_ENTRIES))
             else:
                 self.backlog.remove(first)
@@ -159,7 +164,7 @@ cdef class SendQueue(WorkQueues):
             work.free_memory()
         if found:
             self.backlog.update_wait()
-            self.use_room()  # for work that was queued behind them
+            self.use_freed_entries()  # for work that was queued behind them
         return bool(found)
 
     # ---- receives ----
@@ -199,7 +204,7 @@ cdef class SendQueue(WorkQueues):
         if code:
             self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
         if self.leftovers is not None:
-            self.leftovers.late.extend(blocks[posted:])
+            self.leftovers.late_receives.extend(blocks[posted:])
             return count
         for i in range(posted, count):
             (<PoolBlock> blocks[i]).end_lease()
@@ -208,8 +213,9 @@ cdef class SendQueue(WorkQueues):
     # ---- completions and events ----
 
     cdef int on_error_completion(
-        self, object work, uint8_t kind, const aiordma_completion *wc, bint before_last
+        self, object work, uint8_t kind, const aiordma_completion *wc
     ) except -1:
+        cdef bint before_last = wc.wr_id & BEFORE_LAST != 0
         cdef WorkRequest request = None if isinstance(work, PoolBlock) else <WorkRequest?> work
         self.qp.context._failures[wc.status] += 1
         already_failed = self.failed  # all work in flight, including this, has got the error
@@ -222,7 +228,7 @@ cdef class SendQueue(WorkQueues):
             if self.leftovers is not None:
                 already_failed = True
                 if request is not None and not before_last:
-                    set_aside(self, request, True, True)
+                    set_aside(self, request, WAS_POSTED, IS_FIRST)
         if not already_failed:
             error = work_completion_error(
                 wc.status,
@@ -233,16 +239,18 @@ cdef class SendQueue(WorkQueues):
                 detail=shortage_hint() if wc.status == RETRY_EXCEEDED else "",
                 what=request.text(self.peer) if request is not None else "",
             )
-            if wc.status in OF_THE_RAIL and suspend(self, error, None if before_last else request):
+            # If an earlier request of a chain fails, the device still has the rest of the chain.
+            failed_request = None if before_last else request
+            if wc.status in RAIL_FAILURES and suspend(self, error, failed_request):
                 pass  # the request has been set aside, or has got its error
             elif request is not None:
                 if self.error is not None:
                     request.on_error(self.error_of(request))
-                elif wc.status in OF_THE_RAIL:
+                elif wc.status in RAIL_FAILURES:
                     request.on_error(self.owner.error_for(error))
                 else:  # a copy, because the frames of the error may refer to this object
                     request.on_error(copy.copy(error))
-            if wc.status in OF_THE_RAIL:
+            if wc.status in RAIL_FAILURES:
                 self.rail_broke(error)
             else:
                 self.connection_broke(error)
@@ -251,7 +259,7 @@ cdef class SendQueue(WorkQueues):
         if request is not None:
             return request.free_memory()
         if self.leftovers is not None:
-            self.leftovers.returned.append(work)
+            self.leftovers.returned_receives.append(work)
         else:
             (<PoolBlock> work).end_lease()
         return 0
@@ -269,7 +277,7 @@ cdef class SendQueue(WorkQueues):
             f"connection continues on another rail{why}"
         )
 
-    cdef int use_room(self) except -1:
+    cdef int use_freed_entries(self) except -1:
         """Give freed entries alternately to the backlog and to messages, so that neither starves.
         """
         self.messages_first = not self.messages_first
@@ -290,9 +298,13 @@ cdef class SendQueue(WorkQueues):
             self.rail_broke(event_error(event, self.qp.context))
         elif event.type is EventType.PORT_ERR:
             error = event_error(event, self.qp.context)
-            if self.number and self.stripes is None:
+            is_lead = self.stripes is not None or self.number == 0
+            if not is_lead:
                 self.rail_broke(error)
-            elif self.frame_handler is not None and self.frame_handler.can_fail_over(self, True):
+            elif (
+                self.frame_handler is not None
+                and self.frame_handler.can_fail_over(self, TO_OTHER_DEVICE)
+            ):
                 # Fail over only to a rail on another device. If there is none, keep the lead,
                 # because a card's queue pair recovers if its port comes back before the retries are
                 # exhausted.
@@ -311,7 +323,7 @@ cdef class SendQueue(WorkQueues):
     cdef list take_receives(self):
         """Return the blocks of the receives of a suspended and closed rail, in order."""
         cdef list blocks = [] if self.leftovers is None else self.leftovers.take_receives()
-        if self.expects_resume and blocks:
+        if self.expects_resume and blocks:  # only this rail could receive the Resume
             (<PoolBlock> blocks.pop(0)).end_lease()
         return blocks
 
@@ -375,13 +387,13 @@ cdef class SendQueue(WorkQueues):
             while self.receives.first != NO_SLOT:
                 receives.append(self.take_first(&self.receives))
             if self.leftovers is not None:
-                self.leftovers.returned += receives
+                self.leftovers.returned_receives += receives
             else:
                 release_all(receives)
             self.frame_handler = self.stripes = None
 
 
-cdef bint keeps_works(SendQueue rail) noexcept:
+cdef bint keeps_new_work(SendQueue rail) noexcept:
     """Return whether the rail is suspended and keeps new work for the next lead."""
     return rail.leftovers is not None and rail.leftovers.unposted is not None
 
@@ -390,20 +402,20 @@ cdef int post_now(SendQueue rail, WorkRequest work) except -1:
     cdef WorkRequestTable table = rail.table
     cdef uint32_t posted = 0, index
     cdef int code
-    if not work.entries or work.entries > rail.free or rail.native_qp == NULL:
+    if not work.request_count or work.request_count > rail.free or rail.native_qp == NULL:
         raise ValueError(
-            f"{work.entries} requests do not fit in a send queue with {rail.free} of "
+            f"{work.request_count} requests do not fit in a send queue with {rail.free} of "
             f"{rail.capacity} entries free"
         )
-    index = table.take_slot(rail, work.kind, work, work.entries)
-    rail.free -= work.entries
+    index = table.take_slot(rail, work.kind, work, work.request_count)
+    rail.free -= work.request_count
     code = work.post_to(rail, table.wr_id(index), &posted)
     if code:
         if not posted:
             table.free_slot(index)
         error = rail.qp._post_error("ibv_post_send", code, posted)
         if suspend(rail, error):
-            return 0 if posted else set_aside(rail, work, False, True)
+            return 0 if posted else set_aside(rail, work, NOT_POSTED, IS_FIRST)
         rail.error = rail.error or error
         work.on_error(error)
         if not posted:  # otherwise, the device has its memory until the queue pair is gone
@@ -435,11 +447,11 @@ cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except 
     rail.error, rail.failed, rail.leftovers = error, True, Leftovers()
     rail.backlog.held = True
     if failed is not None:
-        set_aside(rail, failed, True)
+        set_aside(rail, failed, WAS_POSTED)
     for work in rail.outstanding_work():
-        set_aside(rail, work, True)
+        set_aside(rail, work, WAS_POSTED)
     for work in tuple(rail.backlog.works):
-        if not work.can_move(False):
+        if not work.can_move(NOT_POSTED):
             rail.backlog.remove(work)
             fail_work(rail, work)
             work.free_memory()
@@ -448,7 +460,9 @@ cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except 
     return True
 
 
-cdef int set_aside(SendQueue rail, WorkRequest work, bint was_posted, bint is_first=False) except -1:
+cdef int set_aside(
+    SendQueue rail, WorkRequest work, bint was_posted, bint is_first=IS_LAST
+) except -1:
     """Keep work for another rail, or end it.
 
     `is_first` places it at the front of the posted or the unposted work.
@@ -484,7 +498,7 @@ cdef int drain_receives(SendQueue rail) except -1:
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 RETRY_EXCEEDED = int(WCStatus.RETRY_EXC_ERR)
 # Completion statuses that indicate a failure of the peer or the path, not an error in the request.
-OF_THE_RAIL: frozenset[WCStatus] = frozenset(
+RAIL_FAILURES: frozenset[WCStatus] = frozenset(
     {WCStatus.WR_FLUSH_ERR, WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR}
 )
 FATAL_EVENTS: frozenset[EventType] = frozenset(

@@ -38,23 +38,23 @@ cdef class Receives:
     cdef Controls controls             # None once it is closed
     cdef SendQueue queue               # of the lead, or of the broken lead until it is replaced
     cdef ReceiveSizes sizes            # shared with the session
-    cdef object pool, source
+    cdef object pool, block_source
     cdef uint64_t posted               # number of receives posted so far
-    cdef uint32_t count, refill        # number of receives; frames taken before a repost
-    cdef uint32_t taken, to_repost     # frames taken since the last repost; receives missing
-    cdef list larger                   # blocks that will replace smaller ones
+    cdef uint32_t count, repost_after  # number of receives; frames taken before a repost
+    cdef uint32_t taken_frames, to_repost  # frames taken since the last repost; receives missing
+    cdef list larger_blocks            # blocks that will replace smaller ones
     cdef bint ended, retrying
     cdef int post(self, PoolBlock block) except -1
-    cdef int repeat(self, PoolBlock block) except -1
+    cdef int repost_block(self, PoolBlock block) except -1
     cdef int repost(self) except -1
     cdef int update_size(self) except -1
     cdef int move(self, SendQueue rail, BlockCache pool) except -1
 
     cdef inline int frame_taken(self) except -1:
         """Count a frame whose messages the user has taken."""
-        self.taken += 1
-        if self.taken < self.refill:
+        self.taken_frames += 1
+        if self.taken_frames < self.repost_after:
             return 0
-        self.to_repost += self.taken
-        self.taken = 0
+        self.to_repost += self.taken_frames
+        self.taken_frames = 0
         return self.repost()

@@ -69,10 +69,10 @@ cdef class Receives:
     ):
         self.controls, self.queue, self.sizes = controls, queue, sizes
         self.pool = memory.pool
-        self.source = memory.block_source(self.on_memory, internal=True, exempt=True)
+        self.block_source = memory.block_source(self.on_memory, internal=True, exempt=True)
         self.count = config.data_receives + config.control_receives
-        self.refill = max(1, config.data_receives // 4)
-        self.larger = []
+        self.repost_after = max(1, config.data_receives // 4)
+        self.larger_blocks = []
 
     def post_all(self):
         post_cached(self, self.count)
@@ -84,11 +84,11 @@ cdef class Receives:
         self.queue.post_receives([block], self.sizes.size)
         return 0
 
-    cdef int repeat(self, PoolBlock block) except -1:
+    cdef int repost_block(self, PoolBlock block) except -1:
         """Post a receive again after its contents have been handled."""
         if block.size < self.sizes.size:
             block.end_lease()
-            block = self.larger.pop()
+            block = self.larger_blocks.pop()  # `update_size` reserved one for each smaller block
         return self.post(block)
 
     def on_memory(self):
@@ -102,14 +102,15 @@ cdef class Receives:
         if self.ended:
             return 0
         self.update_size()
-        if not self.larger:
+        if not self.larger_blocks:
             posted = post_cached(self, self.to_repost)
         while posted < self.to_repost:
-            if len(self.larger) > <Py_ssize_t> self.sizes.too_small():
-                block = self.larger.pop()
+            # Use a larger block if the smaller receives that remain do not need all of them.
+            if len(self.larger_blocks) > <Py_ssize_t> self.sizes.too_small():
+                block = self.larger_blocks.pop()
             else:
                 try:
-                    block = self.source.block(self.sizes.size)
+                    block = self.block_source.block(self.sizes.size)
                 except (RDMAError, OSError, MemoryError):
                     # Retry later instead of raising the error, because the caller still has to
                     # deliver a message.
@@ -125,26 +126,26 @@ cdef class Receives:
 
     cdef int update_size(self) except -1:
         """Change the size of the receives if that is due and the peer can be told now."""
-        cdef uint32_t wanted = self.sizes.preferred_size()
-        cdef list larger = []
-        if wanted == self.sizes.size:
+        cdef uint32_t new_size = self.sizes.preferred_size()
+        cdef list new_blocks = []
+        if new_size == self.sizes.size:
             return 0
-        if wanted > self.sizes.size:
+        if new_size > self.sizes.size:
             try:
-                self.pool._require_spare(self.count * wanted)
-                while len(larger) < <Py_ssize_t> (self.posted - self.sizes.used_up):
-                    larger.append(self.pool._block(wanted))
+                self.pool._require_spare(self.count * new_size)
+                while len(new_blocks) < <Py_ssize_t> (self.posted - self.sizes.used_up):
+                    new_blocks.append(self.pool._block(new_size))
             except (RDMAError, OSError, MemoryError):
-                release_all(larger)
+                release_all(new_blocks)
                 self.sizes.use(self.sizes.size)  # restarts the counters before the next attempt
                 return 0
         # Announce the new size before the peer gets a credit for one of these receives.
-        if not self.controls.send_now(protocol.ReceiveSize(0, self.posted, wanted)):
-            release_all(larger)
+        if not self.controls.send_now(protocol.ReceiveSize(0, self.posted, new_size)):
+            release_all(new_blocks)
             return 0  # the next call tries again
-        self.sizes.use(wanted, len(larger))
-        release_all(self.larger)
-        self.larger = larger
+        self.sizes.use(new_size, len(new_blocks))
+        release_all(self.larger_blocks)
+        self.larger_blocks = new_blocks
         return 0
 
     cdef int move(self, SendQueue rail, BlockCache pool) except -1:
@@ -162,7 +163,7 @@ cdef class Receives:
 
     def end(self):
         self.ended = True
-        release_all(self.larger)
+        release_all(self.larger_blocks)
 
 
 cdef uint32_t post_cached(Receives receives, uint32_t most) except? 0xFFFFFFFF:

@@ -15,6 +15,10 @@ cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexc
 cdef int open_message(SendFuture message, ReadKeys keys) except -1
 cdef int close_message(SendFuture message, uint32_t invalidated_key) noexcept
 
+cdef enum:  # values of `invalidated`
+    KEYS_VALID = 0
+    KEYS_INVALIDATED = 1
+
 cdef int close_keys(SendFuture message, ReadKeys keys, bint invalidated) noexcept
 
 
@@ -36,21 +40,21 @@ cdef class Offers:
     cdef FrameHandler session          # None once it is closed
     cdef dict messages                 # by request number
     cdef dict ending                   # acknowledged, but open to other rails: (status, key)
-    cdef list unsent                   # Openings with keys that the peer has not been told
+    cdef list unannounced              # Openings with keys that the peer has not been told
     cdef list to_reopen                # messages to open to the new lead, or None
-    cdef Py_ssize_t most               # maximum number of messages at a time
+    cdef Py_ssize_t max_messages       # maximum number of messages at a time
     cdef uint32_t max_pieces           # maximum number per message
     cdef uint32_t latest               # number of the latest request
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1
     cdef int open_elsewhere(self, SendFuture message, list lanes) except -1
     cdef int reopen_messages(self, Lane lead) except -1
-    cdef int opened(self, Opening opening) except -1
+    cdef int on_opened(self, Opening opening) except -1
     cdef bint end_elsewhere(self, SendFuture message, uint32_t status,
                             uint32_t invalidated_key) except -1
-    cdef int closed(self, Opening opening) except -1
+    cdef int on_closed(self, Opening opening) except -1
     cdef int remove_rail(self, SendQueue rail) except -1
     cdef int add(self, SendFuture message) except -1
     cdef int close(self, bint ended) except -1
 
-    cdef inline bint full(self) noexcept:
-        return len(self.messages) >= self.most
+    cdef inline bint is_full(self) noexcept:
+        return len(self.messages) >= self.max_messages

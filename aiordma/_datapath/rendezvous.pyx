@@ -17,13 +17,13 @@ from .frames cimport (
     htole32,
     next_number,
 )
-from .keys cimport Key
+from .keys cimport NOT_INVALIDATED, Key
 from .rail cimport CONTROL_ENTRIES
 from .sends cimport (
     COPIED_BELOW,
     MAX_PIECES,
     Piece,
-    binds_posted,
+    mark_windows_bound,
     count_windows,
     prepare_binds,
 )
@@ -54,20 +54,20 @@ cdef uint32_t rendezvous_size(SendFuture message) noexcept:
 cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexcept:
     """Write the body of an RNDV_RTS frame: the pieces with their keys, and the seal."""
     cdef RendezvousRequest *request = <RendezvousRequest *> to
-    cdef RendezvousPiece *described = <RendezvousPiece *> (request + 1)
+    cdef RendezvousPiece *entry = <RendezvousPiece *> (request + 1)
     cdef Piece piece = message.first
     cdef uint32_t rail = message.rail << RAIL_SHIFT
     request.request_id = htole32(message.request_id)
     request.count = htole32(message.count())
     while piece is not None:
-        described.address = htole64(<uintptr_t> piece.bytes)
-        described.length = htole64(piece.length)
-        described.rkey, described.flags = (
-            htole32(piece.key.next_number()), htole32(piece.key.flags() | rail)
+        entry.address = htole64(<uintptr_t> piece.bytes)
+        entry.length = htole64(piece.length)
+        entry.rkey, entry.flags = (
+            htole32(piece.key.next_rkey()), htole32(piece.key.flags() | rail)
         )
-        described += 1
+        entry += 1
         piece = piece.next
-    memcpy(described, PyBytes_AS_STRING(seal), len(seal))
+    memcpy(entry, PyBytes_AS_STRING(seal), len(seal))
 
 
 # ---- the memory ------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ cdef int open_message(SendFuture message, ReadKeys keys) except -1:
                 key.next, piece.key.next = piece.key.next, key
             piece = piece.next
     except BaseException:
-        close_keys(message, keys, False)
+        close_keys(message, keys, KEYS_VALID)
         unlink_keys(message, keys)
         raise
     return 0
@@ -109,37 +109,39 @@ cdef void unlink_keys(SendFuture message, ReadKeys keys) noexcept:
 cdef int close_keys(SendFuture message, ReadKeys keys, bint invalidated) noexcept:
     """End the access through one rail. Returns 0 or the errno value of a failure.
 
-    `invalidated` is True if requests have already invalidated the windows' keys.
+    `invalidated` is KEYS_INVALIDATED if requests have already invalidated the windows' keys.
     """
     cdef Piece piece = message.first
     cdef Key key
-    cdef int failed = 0
+    cdef uint32_t invalidated_key
+    cdef int error_code = 0
     while piece is not None:
         key = piece.key_of(keys)
         if key is not None:
-            failed = keys.close(
-                key, key.window.mw.rkey if invalidated and key.window is not None else 0
-            ) or failed
+            invalidated_key = NOT_INVALIDATED
+            if invalidated and key.window is not None:
+                invalidated_key = key.window.mw.rkey
+            error_code = keys.close(key, invalidated_key) or error_code
         piece = piece.next
-    return failed
+    return error_code
 
 
 cdef int close_message(SendFuture message, uint32_t invalidated_key) noexcept:
     """End the peer's access. Returns 0 or the errno value of a failure.
 
-    `invalidated_key` is the key of a window that the peer has already invalidated, or 0.
+    `invalidated_key` is a window's key that the peer has invalidated, or NOT_INVALIDATED.
     """
     cdef Piece piece = message.first
     cdef Key key
-    cdef int failed = 0
+    cdef int error_code = 0
     while piece is not None:
         key, piece.key = piece.key, None
         while key is not None:
-            failed = key.keys.close(key, invalidated_key) or failed
+            error_code = key.keys.close(key, invalidated_key) or error_code
             key = key.next
         piece = piece.next
     message.close_payload()
-    return failed
+    return error_code
 
 
 cdef int end_windows(SendFuture message, ReadKeys keys) except -1:
@@ -150,7 +152,7 @@ cdef int end_windows(SendFuture message, ReadKeys keys) except -1:
         key = piece.key
         while key is not None:
             if keys is None or key.keys is keys:
-                key.keys.end_window(key, 0)
+                key.keys.end_window(key, NOT_INVALIDATED)
             key = key.next
         piece = piece.next
     return 0
@@ -169,9 +171,9 @@ cdef class Opening(WorkRequest):
 
     cdef int begin(self) except -1:
         self.kind, self.opcode = KIND_BIND, IBV_WR_BIND_MW
-        self.entries = count_windows(self.message, self.rail.keys)
-        if not self.entries:
-            return self.offers.opened(self)
+        self.request_count = count_windows(self.message, self.rail.keys)
+        if not self.request_count:  # without windows, the rail accepts the keys already
+            return self.offers.on_opened(self)
         self.in_flight = True
         try:
             return self.rail.post_checked(self)
@@ -182,19 +184,23 @@ cdef class Opening(WorkRequest):
     cdef int end(self) except -1:
         """End the access after the peer has read the message. No more keys are sent."""
         self.end_requested = True
-        if self in self.offers.unsent:
-            self.offers.unsent.remove(self)
+        if self in self.offers.unannounced:
+            self.offers.unannounced.remove(self)
         if self.in_flight:
             return 0
-        if not self.entries or self.rail.error is not None or not self.rail.has_room_for(self.entries):
-            return self.close(False)
+        if (
+            not self.request_count  # without windows
+            or self.rail.error is not None
+            or not self.rail.has_room_for(self.request_count)
+        ):
+            return self.close(KEYS_VALID)
         self.kind, self.opcode = KIND_INVALIDATE, IBV_WR_LOCAL_INV
         self.in_flight = True
         return self.rail.post_checked(self)
 
     cdef int close(self, bint invalidated) except -1:
         close_keys(self.message, self.rail.keys, invalidated)
-        return self.offers.closed(self)
+        return self.offers.on_closed(self)
 
     cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef aiordma_send[MAX_PIECES] sends
@@ -214,16 +220,16 @@ cdef class Opening(WorkRequest):
                 piece = piece.next
         send -= 1
         send.wr_id, send.send_flags = wr_id, IBV_SEND_SIGNALED
-        code = post_sends(queue, sends, self.entries, NULL, posted, 0)
+        code = post_sends(queue, sends, self.request_count, NULL, posted, 0)
         if not code and self.opcode == IBV_WR_BIND_MW:
-            binds_posted(self.message, self.rail.keys)
+            mark_windows_bound(self.message, self.rail.keys)
         return code
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         self.in_flight = False
         if self.opcode == IBV_WR_LOCAL_INV:
-            return self.close(True)
-        return self.end() if self.end_requested else self.offers.opened(self)
+            return self.close(KEYS_INVALIDATED)
+        return self.end() if self.end_requested else self.offers.on_opened(self)
 
     cdef int on_error(self, object error) except -1:
         return 0  # the lead still offers the message
@@ -231,7 +237,7 @@ cdef class Opening(WorkRequest):
     cdef int free_memory(self) except -1:
         if self.in_flight:
             self.in_flight = False
-            self.close(False)
+            self.close(KEYS_VALID)
         return 0
 
     cdef str text(self, str peer):
@@ -253,7 +259,7 @@ cdef class Opening(WorkRequest):
             piece = piece.next
         for i in range(count):
             key = piece.key_of(self.rail.keys)
-            entries[i].rkey, entries[i].flags = htole32(key.bound_number()), htole32(key.flags())
+            entries[i].rkey, entries[i].flags = htole32(key.bound_rkey()), htole32(key.flags())
             piece = piece.next
         return content
 
@@ -261,7 +267,7 @@ cdef class Opening(WorkRequest):
         """Record that the keys from `next_keys` have been sent to the peer."""
         self.announced = min(self.announced + most, self.message.count())
         if self.announced == self.message.count():
-            self.offers.unsent.remove(self)
+            self.offers.unannounced.remove(self)
         return 0
 
 
@@ -273,9 +279,9 @@ cdef class Opening(WorkRequest):
 cdef class Offers:
     """The messages that the peer may read, each until it acknowledges the message."""
 
-    def __init__(self, FrameHandler session not None, most: int, max_pieces: int):
-        self.session, self.messages, self.ending, self.unsent = session, {}, {}, []
-        self.most, self.max_pieces = most, max_pieces
+    def __init__(self, FrameHandler session not None, max_messages: int, max_pieces: int):
+        self.session, self.messages, self.ending, self.unannounced = session, {}, {}, []
+        self.max_messages, self.max_pieces = max_messages, max_pieces
 
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1:
         """Join pieces that are too small to be read separately.
@@ -303,7 +309,7 @@ cdef class Offers:
             rail = <SendQueue> lane.rail
             if rail.error is not None or not rail.has_room_for(message.count()):
                 continue
-            if message.first.key_of(rail.keys) is not None:
+            if message.first.key_of(rail.keys) is not None:  # it is already open to this rail
                 continue
             try:
                 open_message(message, rail.keys)
@@ -338,9 +344,9 @@ cdef class Offers:
         self.to_reopen = None
         return 0
 
-    cdef int opened(self, Opening opening) except -1:
+    cdef int on_opened(self, Opening opening) except -1:
         """Queue the keys of an opening for the peer, because the rail accepts them now."""
-        self.unsent.append(opening)
+        self.unannounced.append(opening)
         return self.session.flush()
 
     cdef bint end_elsewhere(
@@ -358,13 +364,13 @@ cdef class Offers:
         self.ending[message] = status, invalidated_key
         return True
 
-    cdef int closed(self, Opening opening) except -1:
+    cdef int on_closed(self, Opening opening) except -1:
         cdef SendFuture message = opening.message
         if self.session is None:  # `close` has closed the message
             return 0
         message.openings.remove(opening)
-        if opening in self.unsent:
-            self.unsent.remove(opening)
+        if opening in self.unannounced:
+            self.unannounced.remove(opening)
         if message in self.ending and not message.openings:
             status, invalidated_key = self.ending.pop(message)
             message.sender.finish(message, status, invalidated_key)
@@ -382,7 +388,7 @@ cdef class Offers:
                 if opening.in_flight:  # its `free_memory` does the rest
                     end_windows(<SendFuture> message, rail.keys)
                 else:
-                    opening.close(False)
+                    opening.close(KEYS_VALID)
         return 0
 
     # ---- the end ----
@@ -405,9 +411,9 @@ cdef class Offers:
         if ended:
             for message, (status, invalidated_key) in ending.items():
                 message.sender.finish(message, status, invalidated_key)
-        self.unsent.clear()
+        self.unannounced.clear()
         for message in messages:
             message.openings = None  # they refer to the message
-            code = close_message(message, 0) or code
+            code = close_message(message, NOT_INVALIDATED) or code
         self.session = None
         return code

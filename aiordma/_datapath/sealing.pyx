@@ -50,18 +50,20 @@ cdef class Direction:
         return 0
 
 
-cdef object apply(Direction direction, unsigned char *bytes, uint32_t source, uint32_t result):
-    """Encrypt or decrypt in place. `source` bytes become `result` bytes."""
+cdef object apply_cipher(
+    Direction direction, unsigned char *bytes, uint32_t source_length, uint32_t result_length
+):
+    """Encrypt or decrypt in place. `source_length` bytes become `result_length` bytes."""
     if direction.frames >= direction.max_frames or direction.bytes >= direction.max_bytes:
         direction.next_key()
     direction.cipher(
         nonce_of(direction.frames),
-        PyMemoryView_FromMemory(<char *> bytes, source, PyBUF_READ),
+        PyMemoryView_FromMemory(<char *> bytes, source_length, PyBUF_READ),
         None,
-        PyMemoryView_FromMemory(<char *> bytes, result, PyBUF_WRITE),
+        PyMemoryView_FromMemory(<char *> bytes, result_length, PyBUF_WRITE),
     )
     direction.frames += 1
-    direction.bytes += max(source, result)
+    direction.bytes += max(source_length, result_length)
 
 
 @cython.final
@@ -97,7 +99,7 @@ cdef class Sealing:
             return length
         if self.sending.cipher is None:
             return 0
-        apply(self.sending, bytes, length, length + TAG)
+        apply_cipher(self.sending, bytes, length, length + TAG)
         return length + TAG
 
     cdef uint32_t open(self, unsigned char *bytes, uint32_t length) except? 0:
@@ -108,7 +110,7 @@ cdef class Sealing:
         if self.receiving.cipher is None or length < TAG:
             raise IntegrityError(NOT_SEALED)
         try:
-            apply(self.receiving, bytes, length, length - TAG)
+            apply_cipher(self.receiving, bytes, length, length - TAG)
         except self.suite.InvalidTag:
             raise IntegrityError(CHANGED_FRAME) from None
         return length - TAG

@@ -15,10 +15,10 @@ cdef enum:
 
 cdef aiordma_send *prepare_binds(SendFuture message, ReadKeys keys, aiordma_send *send,
                                  uint64_t wr_id) noexcept
-cdef void binds_posted(SendFuture message, ReadKeys keys) noexcept
+cdef void mark_windows_bound(SendFuture message, ReadKeys keys) noexcept
 cdef uint32_t count_windows(SendFuture message, ReadKeys keys) noexcept
 cdef Frame new_frame(PoolBlock block, uint32_t length)
-cdef Frame describe(Frame frame, PoolBlock block, uint32_t length)
+cdef Frame init_frame(Frame frame, PoolBlock block, uint32_t length)
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message)
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 
@@ -26,8 +26,8 @@ cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 cdef class Sender:
     cdef uint32_t frames_in_flight     # frames with messages in flight
     cdef public Counts counts
-    cdef str reader                    # owner of all messages, in both directions, or None
-    cdef object owned(self)
+    cdef str message_owner             # owner of all messages, in both directions, or None
+    cdef object ownership_error(self)
     cdef SendFuture start_message(self, object data, object imm)
     cdef OpFuture start_transfer(
         self, uint8_t kind, Local local, Remote remote, object imm, object progress
@@ -82,8 +82,8 @@ cdef class Frame(WorkRequest):
     cdef object waiter                 # of a control message
     cdef void detach(self) noexcept
     cdef void release_block(self) noexcept
-    cdef void release(self) noexcept
-    cdef int arrived(self) except -1
+    cdef void release_from_journal(self) noexcept
+    cdef int mark_arrived(self) except -1
     cdef int prepare_again(self) except -1
 
 
@@ -92,8 +92,8 @@ cdef class Operation:
     cdef Sender sender                 # None once it has begun
     cdef Counts counts
     cdef uint8_t kind
-    cdef bint checks_reader            # it sends a message, so `reader` must be None
+    cdef bint checks_message_owner     # it sends a message, so `message_owner` must be None
     cdef object data, imm              # `data` of a transfer is a Local
     cdef object remote, progress       # of a transfer
     cdef OpFuture future
-    cdef void forget(self) noexcept
+    cdef void clear_references(self) noexcept

@@ -50,8 +50,8 @@ cdef bint is_of_bytes(object view) noexcept:
 cdef class Sender:
     """The interface of the outbox for waiting messages and their frames."""
 
-    cdef object owned(self):
-        """Return the error for a message that does not come from `reader`."""
+    cdef object ownership_error(self):
+        """Return the error for a message that does not come from `message_owner`."""
         raise NotImplementedError
 
     cdef SendFuture start_message(self, object data, object imm):
@@ -196,7 +196,7 @@ cdef class SendFuture(OpFuture):
 
     cdef int join_pieces(self, uint64_t below) except -1:
         """Copy consecutive pieces shorter than `below` bytes into one piece."""
-        cdef Piece piece = self.first, before = None, joined
+        cdef Piece piece = self.first, previous = None, joined
         cdef object run
         while piece is not None:
             run = []
@@ -211,11 +211,11 @@ cdef class SendFuture(OpFuture):
                 joined.next = piece
             else:
                 joined = piece
-            if before is None:
+            if previous is None:
                 self.first = joined
             else:
-                before.next = joined
-            before = piece
+                previous.next = joined
+            previous = piece
             piece = None if piece is None else piece.next
         return 0
 
@@ -260,7 +260,7 @@ cdef class Frame(WorkRequest):
         if not self.kept:
             self.release_block()
 
-    cdef void release(self) noexcept:
+    cdef void release_from_journal(self) noexcept:
         """Record that the journal no longer needs the frame."""
         self.kept = False
         if not self.on_device:
@@ -278,9 +278,9 @@ cdef class Frame(WorkRequest):
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         self.detach()
-        return self.arrived()
+        return self.mark_arrived()
 
-    cdef int arrived(self) except -1:
+    cdef int mark_arrived(self) except -1:
         """Record that the peer or its device has the frame. A second call has no effect."""
         cdef SendFuture message = self.message
         cdef list messages = self.messages
@@ -301,7 +301,7 @@ cdef class Frame(WorkRequest):
     cdef int prepare_again(self) except -1:
         """Prepare to post the frame again on another rail, where this rail's keys are unknown."""
         self.on_device, self.missing = True, False
-        self.opcode, self.imm, self.entries = IBV_WR_SEND, 0, 1
+        self.opcode, self.imm, self.request_count = IBV_WR_SEND, 0, 1
         if self.sender is not None:
             self.sender.frames_in_flight += 1
         return 0
@@ -360,13 +360,13 @@ cdef aiordma_send *prepare_binds(
     return send
 
 
-cdef void binds_posted(SendFuture message, ReadKeys keys) noexcept:
+cdef void mark_windows_bound(SendFuture message, ReadKeys keys) noexcept:
     cdef Piece piece = message.first
     cdef Key key
     while piece is not None:
         key = piece.key_of(keys)
         if key.window is not None:
-            key.window.bound()
+            key.window.mark_bound()
         piece = piece.next
 
 
@@ -392,25 +392,25 @@ cdef class RendezvousFrame(Frame):
         send.wr_id, send.opcode, send.send_flags = wr_id, IBV_WR_SEND, IBV_SEND_SIGNALED
         send.num_sge = 1
         sge.addr, sge.length, sge.lkey = self.address, self.length, self.lkey
-        cdef int code = post_sends(queue, sends, self.entries, &sge, posted, 0)
+        cdef int code = post_sends(queue, sends, self.request_count, &sge, posted, 0)
         if not code:
-            binds_posted(self.offered, keys)
+            mark_windows_bound(self.offered, keys)
         return code
 
 
 cdef Frame new_frame(PoolBlock block, uint32_t length):
     """Create a frame that takes over the lease of the block."""
-    return describe(Frame.__new__(Frame), block, length)
+    return init_frame(Frame.__new__(Frame), block, length)
 
 
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message):
     cdef RendezvousFrame frame = RendezvousFrame.__new__(RendezvousFrame)
     frame.offered = message
-    frame.entries += count_windows(message, message.first.key.keys)
-    return describe(frame, block, length)
+    frame.request_count += count_windows(message, message.first.key.keys)
+    return init_frame(frame, block, length)
 
 
-cdef Frame describe(Frame frame, PoolBlock block, uint32_t length):
+cdef Frame init_frame(Frame frame, PoolBlock block, uint32_t length):
     frame.kind, frame.opcode = KIND_SEND, IBV_WR_SEND
     frame.block, frame.on_device = block, True
     frame.address, frame.length, frame.lkey = block.address, length, block.lkey
@@ -442,9 +442,9 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
             if sender is None:
                 raise RuntimeError(f"cannot reuse already awaited {self.__qualname__}")
             owner = self.owner
-            self.forget()  # the frames of an error may refer to this object
-            if self.checks_reader and sender.reader is not None:
-                raise sender.owned()
+            self.clear_references()  # the frames of an error may refer to this object
+            if self.checks_message_owner and sender.message_owner is not None:
+                raise sender.ownership_error()
             if self.kind == KIND_SEND:
                 future = sender.start_message(data, self.imm)
             else:
@@ -456,7 +456,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
             future._asyncio_future_blocking = True
             return future
         counts = self.counts
-        self.forget()
+        self.clear_references()
         if future.state != DONE:
             raise future.exception_to_raise()
         counts.reads += self.kind == KIND_READ
@@ -478,11 +478,11 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
     def close(self):
         """Drop the operation if it was not posted, because its task is gone."""
         cdef OpFuture future = self.future
-        self.forget()
+        self.clear_references()
         if future is not None:
             future.cancel()
 
-    cdef void forget(self) noexcept:
+    cdef void clear_references(self) noexcept:
         self.owner = self.sender = self.counts = None
         self.data = self.remote = self.progress = self.future = None
 

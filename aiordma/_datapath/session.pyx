@@ -31,7 +31,7 @@ from .frames cimport (
     validate_bundle,
 )
 from .controls cimport Controls
-from .inbox cimport Inbox, MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
+from .inbox cimport Inbox, MessageIterator, PendingRendezvous, RecvOperation, parse_rendezvous
 from .message cimport Message, new_message
 from .one_sided cimport WRChain
 from .outbox cimport ENDED, NOT_STARTED, SWITCHING, Outbox
@@ -42,7 +42,14 @@ from .rendezvous cimport Opening
 from .sealing cimport TAG
 from .sends cimport Operation
 from .stripes cimport Lane
-from .work_queue cimport KIND_READ, KIND_SEND, KIND_WRITE, FrameHandler, WorkQueues
+from .work_queue cimport (
+    KIND_READ,
+    KIND_SEND,
+    KIND_WRITE,
+    TO_ANY_DEVICE,
+    FrameHandler,
+    WorkQueues,
+)
 
 from aiordma._core import protocol
 from aiordma._core.operations import OperationKind
@@ -54,6 +61,11 @@ from aiordma.verbs._memory.buffers import bytes_of
 cdef extern from "<endian.h>" nogil:
     uint16_t le16toh(uint16_t)
     uint32_t le32toh(uint32_t)
+
+
+cdef enum:  # values of `checks_message_owner`
+    SKIPS_OWNER = 0
+    CHECKS_OWNER = 1
 
 
 cdef class MessageMethods:
@@ -93,7 +105,7 @@ cdef class MessageMethods:
             MessageTooLongError: If the message is longer than `max_message`. Nothing is sent.
             BusyError: If `aiordma.rpc` or a stream owns the messages of this connection.
         """
-        return new_operation(self, KIND_SEND, data, imm, True)
+        return new_operation(self, KIND_SEND, data, imm, CHECKS_OWNER)
 
     @cython.nonecheck(True)
     def send_nowait(
@@ -114,8 +126,8 @@ cdef class MessageMethods:
         Raises:
             BusyError: If `aiordma.rpc` or a stream owns the messages of this connection.
         """
-        if self.outbox.reader is not None:
-            raise self.outbox.owned()
+        if self.outbox.message_owner is not None:
+            raise self.outbox.ownership_error()
         return self.outbox.start_message(data, imm)
 
     def recv(self) -> Coroutine[Any, Any, Message]:
@@ -221,10 +233,13 @@ cdef class MessageMethods:
             ValueError: If the lengths differ. Nothing has been posted.
             BusyError: If `imm` is passed, and `aiordma.rpc` or a stream owns the messages.
         """
-        if imm is not None and self.outbox is not None and self.outbox.reader is not None:
-            raise self.outbox.owned()
+        if imm is not None and self.outbox is not None and self.outbox.message_owner is not None:
+            raise self.outbox.ownership_error()
         if not isinstance(source, Local) or not isinstance(target, Remote):
-            return named(KIND_WRITE, self._transfer(False, source, target, imm, progress))
+            transfer = self._transfer(
+                reads=False, data=source, remote=target, imm=imm, progress=progress
+            )
+            return set_qualname(KIND_WRITE, transfer)
         return new_operation(self, KIND_WRITE, source, imm, imm is not None, target, progress)
 
     def read(
@@ -248,8 +263,11 @@ cdef class MessageMethods:
             ValueError: If the lengths differ. Nothing has been posted.
         """
         if not isinstance(target, Local) or not isinstance(source, Remote):
-            return named(KIND_READ, self._transfer(True, target, source, None, progress))
-        return new_operation(self, KIND_READ, target, None, False, source, progress)
+            transfer = self._transfer(
+                reads=True, data=target, remote=source, imm=None, progress=progress
+            )
+            return set_qualname(KIND_READ, transfer)
+        return new_operation(self, KIND_READ, target, None, SKIPS_OWNER, source, progress)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over received messages until the connection is closed in order.
@@ -269,7 +287,7 @@ cdef class MessageMethods:
 
     def _send_alone(self, data: Sendable | list[Any] | tuple[Sendable, ...]) -> Coroutine[Any, Any, None]:
         """Send a message as the owner of the messages."""
-        return new_operation(self, KIND_SEND, data, None, False)
+        return new_operation(self, KIND_SEND, data, None, SKIPS_OWNER)
 
     def _send_alone_nowait(
         self, data: Sendable | list[Any] | tuple[Sendable, ...]
@@ -278,13 +296,13 @@ cdef class MessageMethods:
         return self.outbox.start_message(data, None)
 
 
-cdef object named(uint8_t kind, object coroutine):
+cdef object set_qualname(uint8_t kind, object coroutine):
     coroutine.__qualname__ = f"Connection.{OperationKind(kind).text}"
     return coroutine
 
 
 cdef Operation new_operation(
-    MessageMethods methods, uint8_t kind, object data, object imm, bint checks_reader,
+    MessageMethods methods, uint8_t kind, object data, object imm, bint checks_message_owner,
     object remote=None, object progress=None
 ):
     cdef Operation operation = Operation.__new__(Operation)
@@ -292,12 +310,12 @@ cdef Operation new_operation(
     if kind != KIND_SEND:
         operation.owner = methods
     operation.remote, operation.progress = remote, progress
-    operation.checks_reader = checks_reader
+    operation.checks_message_owner = checks_message_owner
     return operation
 
 
 cdef enum:
-    FEWEST_FRAMES = 8  # minimum credits of a peer with rails, if there are receives
+    MIN_PEER_CREDITS = 8  # minimum credits of a peer with rails, if there are receives
 
 
 @cython.no_gc_clear
@@ -343,8 +361,8 @@ cdef class Session(FrameHandler):
 
         `rails` means that both sides support rails, so frames may move to another one.
         """
-        cdef uint32_t most = peer.data_receives, threshold = 0
-        self.outbox.room = PeerRoom(
+        cdef uint32_t data_credits = peer.data_receives, threshold = 0
+        self.outbox.peer_room = PeerRoom(
             peer.eager_size,
             max(self.config.eager_size, self.config.max_eager_size),
             0 if self.outbox.sealing is None else TAG,
@@ -354,15 +372,17 @@ cdef class Session(FrameHandler):
         if rails:
             self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
             # Limit the frames in flight, and therefore the journal, to `Config.send_queue`. The
-            # peer may limit its own frames to FEWEST_FRAMES, so return credits after at most
-            # FEWEST_FRAMES // 2 frames.
-            most = min(most, self.config.send_queue)
-            threshold = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 2)
-            self.receives.refill = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 4)
+            # peer may limit its own frames to MIN_PEER_CREDITS, so return credits after at most
+            # MIN_PEER_CREDITS // 2 frames.
+            data_credits = min(data_credits, self.config.send_queue)
+            threshold = max(1, min(MIN_PEER_CREDITS, self.config.data_receives) // 2)
+            self.receives.repost_after = max(
+                1, min(MIN_PEER_CREDITS, self.config.data_receives) // 4
+            )
         self.outbox.credits = Credits(
             self.config.data_receives,
             self.config.control_receives,
-            most,
+            data_credits,
             peer.control_receives,
             threshold,
         )
@@ -402,16 +422,18 @@ cdef class Session(FrameHandler):
 
     @property
     def lead(self) -> SendQueue:
-        return self.outbox.lead
+        return self.outbox.lead_rail
 
-    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=False) except -1:
+    cdef bint can_fail_over(
+        self, WorkQueues rail, bint to_other_device=TO_ANY_DEVICE
+    ) except -1:
         cdef Outbox outbox = self.outbox
         if (
-            rail is not outbox.lead
+            rail is not outbox.lead_rail
             or outbox.flags & (NOT_STARTED | ENDED)
             or self.peer_has_left
             or self.failover is None
-            or not self.failover.can_fail_over(elsewhere)
+            or not self.failover.can_fail_over(to_other_device)
         ):
             return False
         outbox.flags |= SWITCHING
@@ -443,13 +465,13 @@ cdef class Session(FrameHandler):
         Raises:
             ProtocolError: If the number is impossible.
         """
-        cdef int again
+        cdef int reposted
         cdef Outbox outbox = self.outbox
-        outbox.lead.frame_handler = self
+        outbox.lead_rail.frame_handler = self
         outbox.offers.to_reopen = list(outbox.offers.messages.values())
-        again = outbox.resumed(frames)
+        reposted = outbox.resumed(frames)
         self.inbox.fetcher.fetch_ahead()
-        return again
+        return reposted
 
     # ---- sending ----
 
@@ -467,10 +489,10 @@ cdef class Session(FrameHandler):
             outbox.offers.reopen_messages(<Lane> outbox.stripes.lanes[0])
         # Send memory keys only when no control message is waiting. A waiting message may be a
         # RailReady, which the peer must receive before the keys for that rail.
-        if outbox.offers.unsent and not self.controls.waiting.size():
+        if outbox.offers.unannounced and not self.controls.waiting.size():
             self.send_keys()
         outbox.flush()
-        if outbox.credits.credit_frame_due() and outbox.lead.free and not outbox.flags & ENDED:
+        if outbox.credits.credit_frame_due() and outbox.lead_rail.free and not outbox.flags & ENDED:
             self.controls.send_frame(CREDIT, b"", None)
         if self.drain_waiters:
             self.check_drained()
@@ -481,10 +503,14 @@ cdef class Session(FrameHandler):
         cdef Outbox outbox = self.outbox
         cdef Opening opening
         cdef uint32_t most = (
-            outbox.room.size - HEADER - <uint32_t> sizeof(RendezvousKeys)
+            outbox.peer_room.size - HEADER - <uint32_t> sizeof(RendezvousKeys)
         ) // <uint32_t> sizeof(RendezvousKey)
-        while outbox.offers.unsent and outbox.credits.may_send_control() and outbox.lead.free:
-            opening = <Opening> outbox.offers.unsent[0]
+        while (
+            outbox.offers.unannounced
+            and outbox.credits.may_send_control()
+            and outbox.lead_rail.free
+        ):
+            opening = <Opening> outbox.offers.unannounced[0]
             if not self.controls.send_frame(RNDV_KEYS, opening.next_keys(most), None):
                 break
             opening.mark_announced(most)
@@ -521,7 +547,7 @@ cdef class Session(FrameHandler):
         cdef const FrameHeader *header = <const FrameHeader *> block.bytes()
         cdef int kind
         cdef bint has_imm
-        cdef uint32_t imm, count = 1, arrived = length
+        cdef uint32_t imm, count = 1, received_length = length
         cdef Message message
         try:
             if self.outbox.sealing is not None:
@@ -542,11 +568,11 @@ cdef class Session(FrameHandler):
                     f"the peer sent a {frame_name(kind)} frame with unexpected immediate data"
                 )
             self.outbox.credits.received(kind, header.control, le16toh(header.data))
-            self.outbox.journal.credited(header.control, le16toh(header.data))
+            self.outbox.journal.release_credited(header.control, le16toh(header.data))
             if (self.awaiting_auth or self.awaiting_admission) and (
                 carries_message(kind) or kind >= RNDV_ACK
             ):
-                raise ProtocolError(self.too_early())
+                raise ProtocolError(self.too_early_message())
             if kind == BUNDLE:
                 count = validate_bundle(block.bytes(), length)
         except ProtocolError:
@@ -554,12 +580,12 @@ cdef class Session(FrameHandler):
             raise
         if kind == RNDV_RTS:
             return self.take_rendezvous(block, length)
-        self.sizes.count_frame(arrived)
+        self.sizes.count_frame(received_length)
         if kind == DATA or kind == WRITTEN:
             message = new_message(block, HEADER, length - HEADER)
-            message.number, message.has_imm = imm, has_imm
+            message.imm_value, message.has_imm = imm, has_imm
         if kind == DATA:
-            return self.inbox.arrived(message)
+            return self.inbox.add_message(message)
         if kind == BUNDLE:
             return self.take_bundle(block, count)
         if kind == WRITTEN:
@@ -576,30 +602,30 @@ cdef class Session(FrameHandler):
             size = le32toh(entry.length) & ~ENTRY_HAS_IMM
             message = new_message(block, offset + sizeof(BundleEntry), size)
             message.has_imm = le32toh(entry.length) & ENTRY_HAS_IMM != 0
-            message.number = le32toh(entry.imm)
-            message.last = i + 1 == count
-            self.inbox.arrived(message)
+            message.imm_value = le32toh(entry.imm)
+            message.is_last_in_frame = i + 1 == count
+            self.inbox.add_message(message)
             offset += <uint32_t> bundled_size(size)
         return 0
 
     cdef int take_rendezvous(self, PoolBlock block, uint32_t length) except -1:
         cdef PendingRendezvous pending
         try:
-            pending = pending_rendezvous(
+            pending = parse_rendezvous(
                 block.bytes(), length, self.config.max_message, self.outbox.sealing is not None,
                 self.outbox.journal.is_enabled,
             )
         finally:
             block.end_lease()
-        self.sizes.count_frame(HEADER + pending.length + self.outbox.room.tag_size)
-        return self.inbox.offered(pending)
+        self.sizes.count_frame(HEADER + pending.length + self.outbox.peer_room.tag_size)
+        return self.inbox.add_rendezvous(pending)
 
     cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1:
         cdef bytes content = PyBytes_FromStringAndSize(
             <const char *> block.bytes() + HEADER, length - HEADER
         )
         cdef const RendezvousAck *ack
-        self.receives.repeat(block)
+        self.receives.repost_block(block)
         self.outbox.credits.reposted_control()
         if kind == CONTROL:
             message = protocol.decode(content)
@@ -609,14 +635,14 @@ cdef class Session(FrameHandler):
                     f"with the key"
                 )
             if isinstance(message, protocol.ReceiveSize):
-                self.outbox.room.announced(message.first, message.size)
+                self.outbox.peer_room.announced(message.first, message.size)
             else:
                 self.owner.control(message)
         elif kind == RNDV_ACK:
             if len(content) != sizeof(RendezvousAck):
                 raise ProtocolError(f"the peer sent an acknowledgement of invalid size: {length} bytes")
             ack = <const RendezvousAck *> PyBytes_AS_STRING(content)
-            self.outbox.rendezvous_over(
+            self.outbox.on_rendezvous_ack(
                 le32toh(ack.request_id), le32toh(ack.status), self.invalidated_key
             )
         elif kind == RNDV_KEYS:
@@ -629,16 +655,16 @@ cdef class Session(FrameHandler):
         if not self.accept_frame(block, length, imm):
             return 0
         message = new_message(block, 0, 0)
-        message.number, message.has_imm = imm, True
+        message.imm_value, message.has_imm = imm, True
         try:
             if self.outbox.journal.is_enabled:
                 raise ProtocolError("the peer wrote with immediate data, but must send a WRITTEN "
                 "frame on a connection with rails")
             self.outbox.credits.received(DATA, 0, 0)
             if self.awaiting_auth or self.awaiting_admission:
-                raise ProtocolError(self.too_early())
+                raise ProtocolError(self.too_early_message())
             self.sizes.count_frame(0)
-            self.tell_of_write(message, length)
+            self.report_write(message, length)
         except ProtocolError as error:
             self.owner.violated(error)
             return 0
@@ -652,15 +678,15 @@ cdef class Session(FrameHandler):
             )
         written = le32toh((<const uint32_t *> (message.block.bytes() + HEADER))[0])
         message.length = 0
-        return self.tell_of_write(message, written)
+        return self.report_write(message, written)
 
-    cdef int tell_of_write(self, Message message, uint32_t length) except -1:
+    cdef int report_write(self, Message message, uint32_t length) except -1:
         if self.outbox.sealing is not None and not self.outbox.sealing.memory_in_clear:
             raise ProtocolError(WRITTEN_IN_CLEAR)
         message.bytes_written, message.has_written = length, True
-        return self.inbox.arrived(message)
+        return self.inbox.add_message(message)
 
-    cdef str too_early(self):
+    cdef str too_early_message(self):
         return BEFORE_THE_KEY if self.awaiting_auth else BEFORE_ADMISSION
 
     # ---- statistics ----
@@ -688,7 +714,7 @@ cdef class Session(FrameHandler):
             figures["receivers"] = inbox.receivers.size()
             figures["receive_size"] = self.sizes.size
             figures["receives"] = receives.posted - self.sizes.used_up
-            figures["larger_blocks"] = len(receives.larger)
+            figures["larger_blocks"] = len(receives.larger_blocks)
             figures["spare_blocks"] = len(self.controls.spare_blocks)
         return figures
 
@@ -706,7 +732,7 @@ cdef class Session(FrameHandler):
     def drained(self) -> asyncio.Future[None]:
         """Return a future that is done when no message waits to be sent or to be read by the peer.
         """
-        future = self.outbox.lead.table.wakeups.loop.create_future()
+        future = self.outbox.lead_rail.table.wakeups.loop.create_future()
         self.drain_waiters.append(future)
         self.check_drained()
         return future
@@ -745,10 +771,12 @@ cdef class Session(FrameHandler):
         """Release the memory after the queue pairs have been destroyed."""
         cdef int code
         if not self.outbox.flags & ENDED:  # the loop was closed, and its waiters with it
-            self.outbox.end_error = self.inbox.ended = ConnectionClosedError("the event loop of the connection was closed")
+            self.outbox.end_error = self.inbox.end_error = ConnectionClosedError(
+                "the event loop of the connection was closed"
+            )
             self.outbox.flags |= ENDED
             self.receives.end()
-        release_all(self.outbox.lead.take_receives())
+        release_all(self.outbox.lead_rail.take_receives())
         code = self.outbox.close()
         for block, _, _ in self.early_frames:
             (<PoolBlock> block).end_lease()
@@ -756,8 +784,8 @@ cdef class Session(FrameHandler):
         self.controls.release_spare_blocks()
         # Break the reference cycles between the parts, so that reference counting frees them.
         self.owner.on_early = self.failover = None
-        self.receives.source = self.inbox.fetcher.source = self.inbox.fetcher.inbox = None
-        self.receives.controls = None
+        self.receives.block_source = self.receives.controls = None
+        self.inbox.fetcher.block_source = self.inbox.fetcher.inbox = None
         self.receives = self.inbox = self.controls.session = None
         if code:
             raise failure("ibv_dereg_mr", code)
@@ -802,8 +830,10 @@ cdef class RailFrames(FrameHandler):
     cdef int flush(self) except -1:
         return self.session.flush()
 
-    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=False) except -1:
-        return self.session.can_fail_over(rail, elsewhere)
+    cdef bint can_fail_over(
+        self, WorkQueues rail, bint to_other_device=TO_ANY_DEVICE
+    ) except -1:
+        return self.session.can_fail_over(rail, to_other_device)
 
 
 BEFORE_THE_KEY = "the peer sent a message before it has authenticated with the key"

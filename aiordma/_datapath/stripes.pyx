@@ -1,22 +1,22 @@
 # Divides long operations into chunks, and distributes the chunks over several rails.
 #
-# A rail takes another chunk while fewer than CHUNKS of its chunks are in flight, so faster rails
-# take more chunks. The size of a chunk is half of the rail's share of the remaining bytes, and the
-# shares follow the measured rates. The last chunks are therefore short, and all rails finish at
-# about the same time.
+# A rail takes another chunk while fewer than CHUNKS_PER_RAIL of its chunks are in flight, so faster
+# rails take more chunks. The size of a chunk is half of the rail's share of the remaining bytes,
+# and the shares follow the measured rates. The last chunks are therefore short, and all rails
+# finish at about the same time.
 
 cimport cython
 
 cdef enum:
     STRIPED_FROM = 512 << 10           # bytes
-    SHORTEST = 256 << 10               # bytes of a chunk, except for the last
-    LONGEST = 8 << 20
-    CHUNKS = 2                         # per rail; one is sent while the other is requested
-    UNIT = 4096                        # bytes; all chunks but the last are multiples
-    MEASURED = 64 << 20                # bytes of a rail after which earlier bytes count half
+    MIN_CHUNK = 256 << 10              # bytes of a chunk, except for the last
+    MAX_CHUNK = 8 << 20
+    CHUNKS_PER_RAIL = 2                # per rail; one is sent while the other is requested
+    CHUNK_UNIT = 4096                  # bytes; all chunks but the last are multiples
+    RATE_WINDOW = 64 << 20             # bytes of a rail after which earlier bytes count half
 
 
-cpdef list order(list rails, uint64_t size):
+cpdef list select_lanes(list rails, uint64_t size):
     """Return the rails that take chunks of an operation of `size` bytes, in order of preference.
 
     `rails` are the rails that are up, starting with the lead.
@@ -28,24 +28,24 @@ cpdef list order(list rails, uint64_t size):
 cdef class Lane:
     """A rail with its chunks in flight."""
 
-    def __cinit__(self, object rail, double done):
-        self.rail, self.done = rail, done
+    def __cinit__(self, object rail, double recent_bytes):
+        self.rail, self.recent_bytes = rail, recent_bytes
 
 
 cdef class Striped:
     """An operation on memory whose bytes can be moved in any order, by any rail.
 
-    A subclass defines `reach` and `post`. A Python subclass, for tests, defines `_reach` and
-    `_post`.
+    A subclass defines `movable_bytes` and `post`. A Python subclass, for tests, defines
+    `_movable_bytes` and `_post`.
     """
 
     def __cinit__(self, uint64_t size, *_):
         self.size = self.rest = size
         self.ranges = [(0, size)]
 
-    cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t movable_bytes(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
         """Return the number of bytes from `start` on that the rail can move now, or 0."""
-        return self._reach(lane, start)
+        return self._movable_bytes(lane, start)
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
         """Post a chunk.
@@ -56,7 +56,7 @@ cdef class Striped:
         return 0
 
     cdef bint may_exceed_limit(self, Lane lane) except -1:
-        """Return whether a rail exceeds CHUNKS, because its chunks may wait for this operation."""
+        """Return whether a rail may exceed its limit, as its chunks may wait for this operation."""
         return False
 
     cdef int end_if_over(self) except -1:
@@ -73,11 +73,11 @@ cdef class Stripes:
     """The rails of a session, and the operations with bytes that no rail has taken."""
 
     def __cinit__(self):
-        self.lanes, self.operations, self.lost = [], [], []
+        self.lanes, self.operations, self.held_chunks = [], [], []
 
     def add(self, rail: object):
         """Add a rail that is up. It also takes part in operations that have begun."""
-        cdef double mean = total_done(self) / len(self.lanes) if self.lanes else LONGEST
+        cdef double mean = total_recent_bytes(self) / len(self.lanes) if self.lanes else MAX_CHUNK
         self.lanes.append(Lane(rail, mean))
         self.serve()
 
@@ -88,7 +88,7 @@ cdef class Stripes:
 
     def lead(self, rail: object):
         """Offer chunks to this rail before all other rails."""
-        self.leading = rail
+        self.lead_rail = rail
         self.lanes.sort(key=lambda lane: (<Lane> lane).rail is not rail)
         self.serve()
 
@@ -100,10 +100,10 @@ cdef class Stripes:
         cdef Lane each
         lane.chunks_in_flight -= 1
         if self.operations:  # otherwise some rails are idle, and the bytes do not show their rates
-            lane.done += length
-            if lane.done >= MEASURED:
+            lane.recent_bytes += length
+            if lane.recent_bytes >= RATE_WINDOW:
                 for each in self.lanes:
-                    each.done /= 2
+                    each.recent_bytes /= 2
         return self.serve()
 
     cpdef int requeue_chunk(
@@ -126,25 +126,25 @@ cdef class Stripes:
         Its bytes may still be on the way to the peer. Until the peer has stopped the rail, a late
         packet could overwrite newer bytes.
         """
-        operation.held += 1
-        self.lost.append((lane, operation, start, length))
+        operation.held_count += 1
+        self.held_chunks.append((lane, operation, start, length))
         return 0
 
     def has_held_chunks(self, number: int) -> bool:
         """Return whether chunks of a rail wait for `release_held_chunks`."""
-        return any(lane.rail.number == number for lane, *_ in self.lost)
+        return any(lane.rail.number == number for lane, *_ in self.held_chunks)
 
     def release_held_chunks(self, number: int):
         """Offer the held chunks of a rail to other rails. The peer has stopped the rail."""
         cdef Lane lane
         cdef Striped operation
-        lost, self.lost = self.lost, []
-        for each in lost:
+        held_chunks, self.held_chunks = self.held_chunks, []
+        for each in held_chunks:
             lane, operation, start, length = each
             if lane.rail.number != number:
-                self.lost.append(each)
+                self.held_chunks.append(each)
                 continue
-            operation.held -= 1
+            operation.held_count -= 1
             if operation.dropped:
                 operation.end_if_over()
             else:
@@ -162,38 +162,42 @@ cdef class Stripes:
     cdef int close(self, object error) except -1:
         """End all operations because the connection has ended."""
         cdef Striped operation
-        self.ended = error
+        self.end_error = error
         for operation in tuple(self.operations):
             operation.connection_ended()
         self.operations.clear()
-        self.lost.clear()
+        self.held_chunks.clear()
         return 0
 
     cdef int serve(self) except -1:
         """Give chunks to the rails that have room, until no chunk is left or no rail has room."""
         cdef Lane lane
         cdef Striped operation
-        cdef bint has_place, given = True
-        while given:
-            given = False
+        cdef bint has_room, posted_any = True
+        while posted_any:
+            posted_any = False
             for operation in tuple(self.operations):
-                for lane in order(self.lanes, operation.size):
-                    has_place = lane.chunks_in_flight < CHUNKS or operation.may_exceed_limit(lane)
-                    if has_place and operation.rest and self.post_chunk(lane, operation):
-                        given = True
+                for lane in select_lanes(self.lanes, operation.size):
+                    has_room = (
+                        lane.chunks_in_flight < CHUNKS_PER_RAIL
+                        or operation.may_exceed_limit(lane)
+                    )
+                    if has_room and operation.rest and self.post_chunk(lane, operation):
+                        posted_any = True
         return 0
 
     cdef bint post_chunk(self, Lane lane, Striped operation) except -1:
         """Let the rail post the next chunk that it can move. Returns False if there is none."""
         cdef uint64_t start, end, length = 0
         cdef Py_ssize_t i
-        for i, (start, end) in enumerate(operation.ranges):  # `reach` may drop the operation
-            length = min(operation.reach(lane, start), end - start)
+        for i, (start, end) in enumerate(operation.ranges):
+            # `movable_bytes` may drop the operation, which leaves no ranges.
+            length = min(operation.movable_bytes(lane, start), end - start)
             if length:
                 break
         if not length:
             return False
-        length = min(length, self.chunk(lane, operation.rest))
+        length = min(length, self.chunk_size(lane, operation.rest))
         if length == end - start:
             del operation.ranges[i]
         else:
@@ -205,15 +209,15 @@ cdef class Stripes:
         operation.post(lane, start, length)
         return True
 
-    cdef uint64_t chunk(self, Lane lane, uint64_t rest) noexcept:
-        cdef uint64_t half = <uint64_t> (rest * (lane.done / total_done(self)) / 2)
-        half &= ~<uint64_t> (UNIT - 1)
-        return max(<uint64_t> SHORTEST, min(<uint64_t> LONGEST, half))
+    cdef uint64_t chunk_size(self, Lane lane, uint64_t rest) noexcept:
+        cdef uint64_t half = <uint64_t> (rest * (lane.recent_bytes / total_recent_bytes(self)) / 2)
+        half &= ~<uint64_t> (CHUNK_UNIT - 1)
+        return max(<uint64_t> MIN_CHUNK, min(<uint64_t> MAX_CHUNK, half))
 
 
-cdef double total_done(Stripes stripes) noexcept:
+cdef double total_recent_bytes(Stripes stripes) noexcept:
     cdef double all = 0
     cdef Lane each
     for each in stripes.lanes:
-        all += each.done
+        all += each.recent_bytes
     return all

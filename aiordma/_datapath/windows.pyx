@@ -31,7 +31,7 @@ cdef class Window:
         """Return the key of the next bind, which differs in the lowest 8 bits (ibv_inc_rkey(3))."""
         return (self.mw.rkey & ~<uint32_t> 0xFF) | ((self.mw.rkey + 1) & 0xFF)
 
-    cdef void bound(self) noexcept:
+    cdef void mark_bound(self) noexcept:
         """Update the key after a bind has been posted, because providers do not."""
         self.mw.rkey = self.next_key()
 
@@ -94,12 +94,12 @@ cdef class BindRequest(WorkRequest):
         send.wr_id, send.send_flags = wr_id, IBV_SEND_SIGNALED
         code = post_sends(queue, &send, 1, NULL, posted, 0)
         if not code:
-            self.window.bound()
+            self.window.mark_bound()
             self.was_posted = True
         return code
 
     cdef object refusal(self):
         return "its lease has ended" if self.expired else None
 
-    cdef int refused(self, object reason) except -1:
-        return self.free_memory()
+    cdef int refuse(self, object reason) except -1:
+        return self.free_memory()  # an expired bind has not failed; `release` reports its end

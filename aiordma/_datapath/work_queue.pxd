@@ -100,14 +100,26 @@ cdef enum:  # results of `WorkRequest.take_turn`
     TURN_STARTED
     TURN_BLOCKED                       # work behind it must wait
 
+cdef enum:  # values of `was_posted`
+    NOT_POSTED = 0
+    WAS_POSTED = 1
+
+cdef enum:  # values of `to_other_device`
+    TO_ANY_DEVICE = 0
+    TO_OTHER_DEVICE = 1
+
+cdef enum:  # bits of the result of `drain_once`
+    FOUND = 1
+    MORE = 2
+
 cdef enum:
     NO_SLOT = 0xFFFFFFFF
 
 cdef struct Slot:
-    double posted  # time, if its latency is measured; else NOT_MEASURED
+    double posted_at                   # time, if its latency is measured; else NOT_MEASURED
     uint32_t generation, next, previous, entries
     uint8_t kind
-    bint taken
+    bint in_use
 
 cdef struct SlotList:
     uint32_t first, last
@@ -132,7 +144,7 @@ cdef class Wait:
 cdef class WorkRequest:
     cdef public uint32_t kind, opcode, length, lkey, rkey, imm
     cdef public uint64_t address, remote_address
-    cdef readonly uint32_t entries     # entries of the send queue
+    cdef readonly uint32_t request_count  # each uses one send queue entry
     cdef readonly bint kept            # by the session, to post it on another rail
     cdef ibv_sge second                # second piece; none if its length is 0
     cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1
@@ -140,8 +152,8 @@ cdef class WorkRequest:
     cdef int on_error(self, object error) except -1
     cdef object refusal(self)
     cdef int take_turn(self) except -1
-    cdef bint can_move(self, bint posted) noexcept
-    cdef int refused(self, object error) except -1
+    cdef bint can_move(self, bint was_posted) noexcept
+    cdef int refuse(self, object error) except -1
     cdef int free_memory(self) except -1
     cdef str text(self, str peer)
 
@@ -151,7 +163,7 @@ cdef class FrameHandler:
     cdef int received(self, PoolBlock block, uint32_t length) except -1
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
     cdef int flush(self) except -1
-    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=*) except -1
+    cdef bint can_fail_over(self, WorkQueues rail, bint to_other_device=*) except -1
 
 
 cdef class WorkQueues:
@@ -169,10 +181,11 @@ cdef class WorkQueues:
     cdef bint entries_freed            # by the current drain
     cdef int open(self, ibv_qp *qp, ibv_qp_ex *extended, uint32_t capacity) except -1
     cdef uint64_t latest_posted(self) noexcept
-    cdef object take_first(self, SlotList *order)
-    cdef int use_room(self) except -1
-    cdef int on_error_completion(self, object work, uint8_t kind, const aiordma_completion *wc,
-                                 bint before_last) except -1
+    cdef object take_first(self, SlotList *in_flight)
+    cdef int use_freed_entries(self) except -1
+    cdef int on_error_completion(
+        self, object work, uint8_t kind, const aiordma_completion *wc
+    ) except -1
 
 
 @cython.final
@@ -181,10 +194,10 @@ cdef class WorkRequestTable:
     cdef Clock clock
     cdef Slot *slots
     cdef uint32_t count, free
-    cdef readonly uint32_t taken
+    cdef readonly uint32_t slots_in_use
     cdef list works, queues            # by slot index
     cdef uint32_t until_measured       # number of posts
-    cdef readonly uint64_t stray
+    cdef readonly uint64_t stray_completions
     cdef int grow(self) except -1
     cdef uint32_t take_slot(self, WorkQueues queue, uint8_t kind, object work,
                             uint32_t entries) except? 0xFFFFFFFF
@@ -193,4 +206,4 @@ cdef class WorkRequestTable:
     cdef void free_slot(self, uint32_t index) noexcept
     cdef int drain_once(self, aiordma_drain *state, int most, uint32_t spin_us,
                         int polls_again) except? -10000
-    cdef int remember(self, WorkQueues queue, object error) except -1
+    cdef int report_error(self, WorkQueues queue, object error) except -1

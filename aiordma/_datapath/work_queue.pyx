@@ -47,7 +47,7 @@ cdef class WorkRequest:
     """
 
     def __cinit__(self):
-        self.entries = 1
+        self.request_count = 1
 
     def __init__(
         self, kind: int, opcode: int, address: int, length: int, lkey: int,
@@ -76,14 +76,14 @@ cdef class WorkRequest:
         """
         return TURN_READY
 
-    cdef bint can_move(self, bint posted) noexcept:
+    cdef bint can_move(self, bint was_posted) noexcept:
         """Return whether another rail may do the work after its own rail broke.
 
-        `posted` tells whether it was posted before.
+        `was_posted` is NOT_POSTED or WAS_POSTED.
         """
         return self.kept
 
-    cdef int refused(self, object error) except -1:
+    cdef int refuse(self, object error) except -1:
         """Fail and release work that is not posted because of `error`."""
         self.on_error(error)
         return self.free_memory()
@@ -163,14 +163,14 @@ def latencies() -> dict[str, tuple[float, dict[str, int]]]:
     bound in seconds.
     """
     cdef int kind, i
-    found = {}
+    statistics = {}
     for kind in range(KIND_SEND, KIND_BATCH + 1):
-        count, up_to = 0, {}
+        count, counts_by_bound = 0, {}
         for i in range(BOUNDS + 1):
             count += latencies_within[kind][i]
-            up_to[f"{bounds[i]:g}" if i < BOUNDS else "+Inf"] = count
-        found[OperationKind(kind).text] = (latency_sums[kind], up_to)
-    return found
+            counts_by_bound[f"{bounds[i]:g}" if i < BOUNDS else "+Inf"] = count
+        statistics[OperationKind(kind).text] = (latency_sums[kind], counts_by_bound)
+    return statistics
 
 
 cdef class Wait:
@@ -231,10 +231,10 @@ cdef class FrameHandler:
     cdef int flush(self) except -1:
         raise NotImplementedError
 
-    cdef bint can_fail_over(self, WorkQueues rail, bint elsewhere=False) except -1:
+    cdef bint can_fail_over(self, WorkQueues rail, bint to_other_device=TO_ANY_DEVICE) except -1:
         """Return whether another rail takes over the work and receives of a broken rail.
 
-        With `elsewhere`, it must be on another device.
+        With TO_OTHER_DEVICE, it must be on another device.
         """
         return False
 
@@ -253,12 +253,12 @@ cdef class WorkQueues:
         self.receives.first = self.receives.last = NO_SLOT
         return 0
 
-    cdef int use_room(self) except -1:
+    cdef int use_freed_entries(self) except -1:
         """Use entries that a drain has freed."""
         raise NotImplementedError
 
     cdef int on_error_completion(
-        self, object work, uint8_t kind, const aiordma_completion *wc, bint before_last
+        self, object work, uint8_t kind, const aiordma_completion *wc
     ) except -1:
         raise NotImplementedError
 
@@ -275,9 +275,9 @@ cdef class WorkQueues:
             index = self.table.slots[index].next
         return works
 
-    cdef object take_first(self, SlotList *order):
-        work = self.table.works[order.first]
-        self.table.free_slot(order.first)
+    cdef object take_first(self, SlotList *in_flight):
+        work = self.table.works[in_flight.first]
+        self.table.free_slot(in_flight.first)
         return work
 
 
@@ -296,7 +296,7 @@ cdef class WorkRequestTable:
         PyMem_Free(self.slots)
 
     def __len__(self) -> int:
-        return self.taken
+        return self.slots_in_use
 
     cdef int grow(self) except -1:
         cdef uint32_t count = self.count * 2 if self.count else FIRST_SLOTS, i
@@ -322,23 +322,23 @@ cdef class WorkRequestTable:
             self.grow()
         cdef uint32_t index = self.free
         cdef Slot *slot = &self.slots[index]
-        cdef SlotList *order = &queue.receives if kind == KIND_RECV else &queue.sends
+        cdef SlotList *in_flight = &queue.receives if kind == KIND_RECV else &queue.sends
         self.free = slot.next
-        self.taken += 1
+        self.slots_in_use += 1
         self.works[index] = work
         self.queues[index] = queue
-        slot.taken, slot.kind, slot.entries, slot.posted = True, kind, entries, NOT_MEASURED
+        slot.in_use, slot.kind, slot.entries, slot.posted_at = True, kind, entries, NOT_MEASURED
         if kind != KIND_RECV:
             self.until_measured -= 1
             if not self.until_measured:
                 self.until_measured = MEASURED_EVERY
-                slot.posted = self.clock.time()
-        slot.next, slot.previous = NO_SLOT, order.last
-        if order.last == NO_SLOT:
-            order.first = index
+                slot.posted_at = self.clock.time()
+        slot.next, slot.previous = NO_SLOT, in_flight.last
+        if in_flight.last == NO_SLOT:
+            in_flight.first = index
         else:
-            self.slots[order.last].next = index
-        order.last = index
+            self.slots[in_flight.last].next = index
+        in_flight.last = index
         return index
 
     cdef uint64_t wr_id(self, uint32_t index) noexcept:
@@ -349,28 +349,28 @@ cdef class WorkRequestTable:
     cdef bint is_in_flight(self, uint64_t wr_id) noexcept:
         """Return whether `wr_id` identifies a slot that is in use, in its current generation."""
         cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
-        return index < self.count and self.slots[index].taken and self.wr_id(index) == wr_id
+        return index < self.count and self.slots[index].in_use and self.wr_id(index) == wr_id
 
     cdef void free_slot(self, uint32_t index) noexcept:
         """Free a slot. The caller must hold references to its work and its queue."""
         cdef Slot *slot = &self.slots[index]
         cdef WorkQueues queue = <WorkQueues> self.queues[index]
-        cdef SlotList *order = &queue.receives if slot.kind == KIND_RECV else &queue.sends
+        cdef SlotList *in_flight = &queue.receives if slot.kind == KIND_RECV else &queue.sends
         if slot.previous == NO_SLOT:
-            order.first = slot.next
+            in_flight.first = slot.next
         else:
             self.slots[slot.previous].next = slot.next
         if slot.next == NO_SLOT:
-            order.last = slot.previous
+            in_flight.last = slot.previous
         else:
             self.slots[slot.next].previous = slot.previous
         if slot.kind != KIND_RECV:
             queue.free += slot.entries
-        slot.taken = False
+        slot.in_use = False
         slot.generation += 1
         slot.next = self.free
         self.free = index
-        self.taken -= 1
+        self.slots_in_use -= 1
         self.works[index] = None
         self.queues[index] = None
 
@@ -381,7 +381,7 @@ cdef class WorkRequestTable:
     ) except? -10000:
         """Dispatch completions.
 
-        Returns bit 0 if there were some and bit 1 if there may be more, or a negative errno value.
+        Returns FOUND if there were some, MORE if there may be more, or a negative errno value.
         """
         cdef aiordma_completion[BATCH] completions
         cdef list freed = None
@@ -406,20 +406,20 @@ cdef class WorkRequestTable:
                 queue.entries_freed = False
                 if not queue.failed:
                     try:
-                        queue.use_room()
+                        queue.use_freed_entries()
                     except BaseException as error:
-                        self.remember(queue, error)
+                        self.report_error(queue, error)
         self.wakeups.end_drain()
         if count < 0:
             return count
-        return (count > 0 or state.busy) | (2 if more else 0)
+        return (FOUND if count > 0 or state.busy else 0) | (MORE if more else 0)
 
-    cdef int remember(self, WorkQueues queue, object error) except -1:
+    cdef int report_error(self, WorkQueues queue, object error) except -1:
         """Report an error in handling one queue pair, so that others still get completions."""
         if isinstance(error, Exception):
             queue.driver.report(queue, error)
             return 0
-        return self.wakeups.remember(error)
+        return self.wakeups.defer_error(error)
 
     def drain(self, uintptr_t state, int most, bint polls_again) -> int:
         return self.drain_once(<aiordma_drain *> state, most, 0, polls_again)
@@ -438,7 +438,7 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
     cdef bint in_turn = kind == KIND_RECV or table.slots[index].previous == NO_SLOT
     cdef WorkQueues queue = <WorkQueues> table.queues[index]
     cdef object work = table.works[index]
-    cdef double posted = table.slots[index].posted
+    cdef double posted_at = table.slots[index].posted_at
     table.free_slot(index)
     try:
         if not in_turn:
@@ -446,11 +446,11 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
                 f"the completion of wr_id {wc.wr_id:#x} arrived out of order"
             )
         elif wc.status or queue.failed:
-            queue.on_error_completion(work, kind, wc, False)
+            queue.on_error_completion(work, kind, wc)
         else:
             queue.completions += 1
-            if posted != NOT_MEASURED:
-                count_latency(kind, table.clock.time() - posted)
+            if posted_at != NOT_MEASURED:
+                count_latency(kind, table.clock.time() - posted_at)
             if kind != KIND_RECV:
                 (<WorkRequest> work).on_completion(wc.byte_len)
             elif queue.frame_handler is None:
@@ -464,7 +464,7 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
                 queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
                 queue.frame_handler.invalidated_key = 0
     except BaseException as error:
-        table.remember(queue, error)
+        table.report_error(queue, error)
     if kind == KIND_RECV or queue.entries_freed or queue.failed:
         return None
     queue.entries_freed = True
@@ -476,11 +476,11 @@ cdef int error_before_last(WorkRequestTable table, const aiordma_completion *wc)
     cdef uint64_t wr_id = wc.wr_id ^ BEFORE_LAST
     cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
     if not wc.wr_id & BEFORE_LAST or not wc.status or not table.is_in_flight(wr_id):
-        table.stray += 1
+        table.stray_completions += 1
         return 0
     cdef WorkQueues queue = <WorkQueues> table.queues[index]
     try:
-        queue.on_error_completion(table.works[index], table.slots[index].kind, wc, True)
+        queue.on_error_completion(table.works[index], table.slots[index].kind, wc)
     except BaseException as error:
-        table.remember(queue, error)
+        table.report_error(queue, error)
     return 0

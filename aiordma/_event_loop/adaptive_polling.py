@@ -14,24 +14,24 @@ MAX_SKIPPED = 255
 class AdaptivePolling:
     """The policy that decides when an event loop spins. The loop never spins if `spin_us` is 0."""
 
-    __slots__ = ("_misses", "_skip", "spin_us")
+    __slots__ = ("_misses", "_wakeups_to_skip", "spin_us")
 
     def __init__(self, spin_us: int) -> None:
         self.spin_us = spin_us
         self._misses = 0  # grows with spins that found nothing
-        self._skip = 0  # the number of wake-ups to skip
+        self._wakeups_to_skip = 0  # the number of wake-ups to skip
 
     def is_due(self) -> bool:
         """Return whether the loop should spin after a wake-up, before it sleeps again."""
-        return self.spin_us > 0 and not self._skip
+        return self.spin_us > 0 and not self._wakeups_to_skip
 
     def skipped(self) -> None:
         """Record a wake-up after which the loop sleeps again without spinning."""
-        if self._skip:
-            self._skip -= 1
+        if self._wakeups_to_skip:
+            self._wakeups_to_skip -= 1
 
     def hit(self) -> None:
         self._misses = 0
 
     def missed(self) -> None:
-        self._skip = self._misses = min(2 * self._misses + 1, MAX_SKIPPED)
+        self._wakeups_to_skip = self._misses = min(2 * self._misses + 1, MAX_SKIPPED)

@@ -34,7 +34,7 @@ class CoarseTimers:
         self._number = 0
         self._compact_at = COMPACT_THRESHOLD
         self._armed_for = MAX_TIME
-        self._alarm: Any = None  # the timer of a virtual clock
+        self._virtual_timer: Any = None  # the timer of a virtual clock
         self.fd: int = lib.aiordma_timer_open()
         if self.fd < 0:
             raise failure("timerfd_create", -self.fd)
@@ -43,8 +43,9 @@ class CoarseTimers:
         """Make the timers fire at time `when`, replacing any time set earlier."""
         if self._clock.call_at is not None:  # a virtual clock
             self._disarm()
-            self._alarm = self._clock.call_at(when, self._fire_due)
+            self._virtual_timer = self._clock.call_at(when, self._fire_due)
             return
+        # Add 1 because a time of 0 would disarm the timer.
         code = lib.aiordma_timer_set(self.fd, int(max(0.0, when) * 1e9) + 1)
         if code:
             raise failure("timerfd_settime", code)
@@ -60,12 +61,12 @@ class CoarseTimers:
         due = min(self._clock.now() + seconds, MAX_TIME)
         heappush(self._timers, (due, self._number, timer))
         if due < self._armed_for:
-            self._set()
+            self._arm_for_first()
         return timer
 
     def _disarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._virtual_timer is not None:
+            self._virtual_timer.cancel()
 
     def fire(self) -> None:
         """Schedule the callbacks of the timers that are due."""
@@ -79,10 +80,10 @@ class CoarseTimers:
         self._armed_for = MAX_TIME
         now = self._clock.now()
         while self._timers and self._timers[0][0] <= now:
-            self._loop.call_soon(run, heappop(self._timers)[2])
-        self._set()
+            self._loop.call_soon(run_timer, heappop(self._timers)[2])
+        self._arm_for_first()
 
-    def _set(self) -> None:
+    def _arm_for_first(self) -> None:
         """Arm the descriptor for the earliest timer, unless it will fire by then anyway."""
         if self._timers and self._timers[0][0] < self._armed_for:
             self._armed_for = self._timers[0][0]
@@ -95,6 +96,6 @@ class CoarseTimers:
         os.close(self.fd)
 
 
-def run(timer: asyncio.Handle) -> None:
+def run_timer(timer: asyncio.Handle) -> None:
     if not timer.cancelled():
         timer._run()

@@ -27,18 +27,18 @@ class CompletionReader:
 
     Completions are handled when the channel is readable and when a task is about to wait. After
     handling a readable channel, the loop may also poll for `spin_us` microseconds before it sleeps.
-    If the channel fails, all send queues in `sinks` fail too.
+    If the channel fails, all send queues in `send_queues` fail too.
     """
 
     def __init__(
         self,
         channel: verbs.CompletionChannel,
         table: WorkRequestTable,
-        sinks: dict[verbs.QueuePair, SendQueue],
+        send_queues: dict[verbs.QueuePair, SendQueue],
         spin_us: int,
     ) -> None:
         self._channel = channel
-        self._sinks = sinks
+        self._send_queues = send_queues
         self._drain = channel._drain_to
         self._poller: Poller = Poller(table)
         self._polling = AdaptivePolling(spin_us)
@@ -46,10 +46,10 @@ class CompletionReader:
         wakeups = table.wakeups
         wakeups.brief_spin_us = min(BRIEF_SPIN_US, self._polling.spin_us)
         if wakeups.brief_spin_us:
-            brief_spin = channel._reader(COMPLETIONS_PER_CALL, self._brief_spin)
+            brief_spin = channel._poller_arguments(COMPLETIONS_PER_CALL, self._on_brief_spin)
             wakeups.brief_spin = partial(self._poller.spin_before_wait, *brief_spin)
-            keep = channel._reader(COMPLETIONS_PER_CALL, self._on_spin_end)
-            self._poller.spin = partial(self._poller.spin_once, *keep)
+            long_spin = channel._poller_arguments(COMPLETIONS_PER_CALL, self._on_spin_end)
+            self._poller.spin = partial(self._poller.spin_once, *long_spin)
 
     def callback(self) -> tuple[Any, ...]:
         """Return the callback for a readable channel, followed by its arguments."""
@@ -57,8 +57,8 @@ class CompletionReader:
             return (self.on_completions,)
         # Wake-ups need not be recorded if `spin_us` is 0, because the loop then never polls before
         # it sleeps.
-        otherwise = partial(self._handle, False)
-        return self._poller.serve, *self._channel._reader(COMPLETIONS_PER_CALL, otherwise)
+        slow_path = partial(self._handle, polls_again=False)
+        return self._poller.serve, *self._channel._poller_arguments(COMPLETIONS_PER_CALL, slow_path)
 
     def close(self) -> None:
         """Stop handling completions, and drop all references to this object."""
@@ -68,23 +68,24 @@ class CompletionReader:
     def poll(self) -> bool:
         """Handle pending completions and defer their callbacks; return False if there were none."""
         wakeups = self._poller.table.wakeups
-        around, wakeups.defers_callbacks = wakeups.defers_callbacks, True
+        previous, wakeups.defers_callbacks = wakeups.defers_callbacks, True
         try:
-            return self._handle(False)
+            return self._handle(polls_again=False)
         finally:
-            wakeups.defers_callbacks = around
+            wakeups.defers_callbacks = previous
 
-    def _brief_spin(self, drained: int) -> None:
+    def _on_brief_spin(self, drained: int) -> None:
         """Handle the slow path of `Poller.spin_before_wait`, for a task that is about to wait."""
-        self._handle(self._poller.polls_again or self._poller.spin_scheduled, drained)
+        polls_again = self._poller.polls_again or self._poller.spin_scheduled
+        self._handle(drained, polls_again=polls_again)
 
     def on_completions(self) -> None:
         if self._poller.spin_scheduled:
             return  # a poll is already scheduled; polling now would delay the tasks
         spin = self._polling.is_due()
-        before = self._channel._peer_wakeups()
-        if self._handle(spin):
-            if spin or self._channel._wrote_to_polling_peers(before):
+        wakeups_before = self._channel._peer_wakeups()
+        if self._handle(polls_again=spin):
+            if spin or self._channel._wrote_to_polling_peers(wakeups_before):
                 self._spin_soon()
             else:
                 self._polling.skipped()
@@ -97,7 +98,7 @@ class CompletionReader:
     def _on_spin_end(self, drained: int) -> None:
         """Handle the slow path of `Poller.spin_once`, and record the result of the spin."""
         found, self._poller.spin_found = self._poller.spin_found, False
-        again = self._handle(True, drained)
+        again = self._handle(drained, polls_again=True)
         if found or again:
             self._polling.hit()
         if again:
@@ -105,7 +106,7 @@ class CompletionReader:
         else:
             self._polling.missed()
 
-    def _handle(self, polls_again: bool, drained: int | None = None) -> bool:
+    def _handle(self, drained: int | None = None, *, polls_again: bool) -> bool:
         """Handle pending completions; return False if there is no reason to poll again soon.
 
         `drained` is the result of the first drain if the caller has already done it.
@@ -113,7 +114,7 @@ class CompletionReader:
         poller, table = self._poller, self._poller.table
         if poller.closed:
             return False  # it was closed since `call_soon`
-        around, poller.polls_again = poller.polls_again, polls_again
+        previous, poller.polls_again = poller.polls_again, polls_again
         try:
             if drained is None:
                 found, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
@@ -122,15 +123,15 @@ class CompletionReader:
             rounds = 1
             # The drain may have woken a task that closed this object.
             while more and rounds < MAX_DRAINS and not poller.closed:
-                some, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
-                found = found or some
+                found_some, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
+                found = found or found_some
                 rounds += 1
         except OSError as error:  # the channel has failed, so nothing more will complete
-            for sink in list(self._sinks.values()):
-                sink.rail_broke(error)
+            for send_queue in list(self._send_queues.values()):
+                send_queue.rail_broke(error)
             return False
         finally:
-            poller.polls_again = around
+            poller.polls_again = previous
         if not more:
             return found
         # Continue in the next iteration. The events for the remaining completions have already been

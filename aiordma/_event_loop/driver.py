@@ -52,19 +52,19 @@ logger = logging.getLogger("aiordma.driver")
 # Maximum number of connection-manager events handled per loop iteration. The descriptor stays
 # readable while more events are pending. The value is an estimate. A listener accepts the same
 # number of sockets per iteration (connect_tcp.py).
-EVENTS = 64
+MAX_EVENTS = 64
 
 # Default of `Config.polling` in seconds. This is about the wake-up time of a slow machine.
-POLLING = 200e-6
+DEFAULT_POLLING = 200e-6
 
 # Errors which mean that opening the same device again would fail too.
 DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
 
 # Asynchronous events after which the affected queue pairs no longer work.
-ENDING = FATAL_EVENTS | REFUSALS
+QP_ENDING_EVENTS = FATAL_EVENTS | REFUSALS
 
 # Asynchronous events that are logged as warnings.
-BREAKING = (verbs.EventType.PORT_ERR, verbs.EventType.DEVICE_FATAL)
+WARNING_EVENTS = (verbs.EventType.PORT_ERR, verbs.EventType.DEVICE_FATAL)
 
 # Number of entries per completion queue, unless the device supports fewer. Many queue pairs share a
 # completion queue.
@@ -76,7 +76,7 @@ def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         loop.remove_reader(fd)
 
 
-def is_at(qp: verbs.QueuePair, port_num: int | None) -> bool:
+def uses_port(qp: verbs.QueuePair, port_num: int | None) -> bool:
     """Return whether the queue pair uses the port, or True if its port cannot be queried."""
     try:
         return qp.query().port_num == port_num
@@ -84,11 +84,11 @@ def is_at(qp: verbs.QueuePair, port_num: int | None) -> bool:
         return True
 
 
-def concerns(event: verbs.AsyncEvent, qp: verbs.QueuePair) -> bool:
+def affects(event: verbs.AsyncEvent, qp: verbs.QueuePair) -> bool:
     """Return whether an event affects the queue pair, its queues, its port or its device."""
     if event.element is not None:
         return event.element in (qp, qp.srq, qp.send_cq, qp.recv_cq)
-    at_port = event.type is verbs.EventType.PORT_ERR and is_at(qp, event.port_num)
+    at_port = event.type is verbs.EventType.PORT_ERR and uses_port(qp, event.port_num)
     return at_port or event.type is verbs.EventType.DEVICE_FATAL
 
 
@@ -116,36 +116,36 @@ class Driver(PerLoopResource):
         super().__init__(loop, key)
         self.context = context
         self.clock: Clock = clock_of(loop)
-        with ExitStack() as made:  # a failure must not leave resources in the context
-            self.pd: verbs.ProtectionDomain = made.enter_context(context.alloc_pd())
-            self.channel: verbs.CompletionChannel = made.enter_context(
+        with ExitStack() as resources:  # a failure must not leave resources in the context
+            self.pd: verbs.ProtectionDomain = resources.enter_context(context.alloc_pd())
+            self.channel: verbs.CompletionChannel = resources.enter_context(
                 context.create_comp_channel()
             )
             self.pool: MemoryPool = MemoryPool(
                 self.pd, limit=pool_limit, huge_pages=huge_pages, clock=self.clock
             )
-            made.pop_all()
+            resources.pop_all()
         self.registrations: RegistrationCache = RegistrationCache(self.pd)
         self.table: WorkRequestTable = WorkRequestTable(loop, self.clock)
-        self._sinks: dict[verbs.QueuePair, SendQueue] = {}
+        self._send_queues: dict[verbs.QueuePair, SendQueue] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._broken: set[verbs.CompletionQueue] = set()
         """Queues that have overrun or otherwise failed, and are not used for new queue pairs."""
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         spin_us = 0 if self.clock.call_at else math.ceil(polling * 1e6)  # virtual time stands still
-        self._reader = CompletionReader(self.channel, self.table, self._sinks, spin_us)
+        self._reader = CompletionReader(self.channel, self.table, self._send_queues, spin_us)
         self.timers: CoarseTimers = CoarseTimers(loop, self.clock)
         loop.add_reader(self.channel.fd, *self._reader.callback())
         loop.add_reader(self.timers.fd, self._on_timers)
         self._events = ContextEvents.for_context(context)
-        self._token = self._events.subscribe(self._on_async_event)
+        self._event_subscription = self._events.subscribe(self._on_async_event)
 
     @classmethod
     def for_context(
         cls,
         context: verbs.Context,
         pool_limit: int,
-        polling: float = POLLING,
+        polling: float = DEFAULT_POLLING,
         huge_pages: bool = False,
     ) -> Driver:
         """Return the driver for an open context, for example one from the connection manager."""
@@ -158,7 +158,7 @@ class Driver(PerLoopResource):
         cls,
         device: verbs.Device,
         pool_limit: int,
-        polling: float = POLLING,
+        polling: float = DEFAULT_POLLING,
         huge_pages: bool = False,
     ) -> Driver:
         """Return the driver for a device, opening the device if this loop has not opened it yet."""
@@ -171,13 +171,13 @@ class Driver(PerLoopResource):
                     device_failures.report(loop, device.name, error)
                 raise
             try:
-                made = cls(loop, device.name, context, pool_limit, polling, huge_pages)
+                driver = cls(loop, device.name, context, pool_limit, polling, huge_pages)
             except BaseException:
                 context.close()
                 raise
-            made.has_idle_timeout = True
+            driver.has_idle_timeout = True
             device_failures.opened(loop, device.name)
-            return made
+            return driver
 
         return cls._acquire(device.name, make, pool_limit, polling, huge_pages)
 
@@ -211,6 +211,7 @@ class Driver(PerLoopResource):
         if self._closed:
             return  # it was closed with the loop
         cq.release_when_empty(entries)
+        # The first queue stays open for later connections.
         if not cq.in_use and cq is not self._cqs[0]:
             self._cqs.remove(cq)
             self._broken.discard(cq)
@@ -220,14 +221,14 @@ class Driver(PerLoopResource):
             if not self.loop.is_closed():
                 self.loop.call_soon(self._reader.on_completions)
 
-    def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:
+    def attach(self, qp: verbs.QueuePair, send_queue: SendQueue) -> None:
         """Register the send queue that posts to `qp`. The send queue owns its slots in `table`."""
         qp.untrack()  # `table` does the accounting
-        self._sinks[qp] = sink
+        self._send_queues[qp] = send_queue
 
     def detach(self, qp: verbs.QueuePair) -> None:
         """Unregister a queue pair that is about to be destroyed. Further calls have no effect."""
-        self._sinks.pop(qp, None)
+        self._send_queues.pop(qp, None)
 
     def take_device_events(self) -> None:
         """Handle the device's pending asynchronous events."""
@@ -253,7 +254,7 @@ class Driver(PerLoopResource):
         return {
             "name": self.context.name,
             "loop": id(self.loop),
-            "connections": len(self._sinks),
+            "connections": len(self._send_queues),
             "work_requests": len(self.table),
             "completions": self.channel.statistics().completions,
             "pool": cast("PoolState", self.pool.statistics()._asdict()),
@@ -274,38 +275,41 @@ class Driver(PerLoopResource):
         if not self._closed:  # the driver may have been closed since the fd became readable
             self.timers.fire()
 
-    def report(self, sink: SendQueue, error: Exception) -> None:
+    def report(self, send_queue: SendQueue, error: Exception) -> None:
         """Report an error in handling a completion, and break only the affected connection."""
         self.loop.call_exception_handler(
-            {"message": f"aiordma: handling a completion of {sink!r} failed", "exception": error}
+            {
+                "message": f"aiordma: handling a completion of {send_queue!r} failed",
+                "exception": error,
+            }
         )
         internal = InternalError(f"handling a completion failed: {error!r}")
         internal.__cause__ = error
-        sink.connection_broke(internal)
+        send_queue.connection_broke(internal)
 
     def _on_async_event(self, event: verbs.AsyncEvent) -> None:
         """Deliver an event to the queue pairs that it affects."""
         if event.type is verbs.EventType.DEVICE_FATAL:
             # Make the next connection create a new driver, which opens the device again.
-            self._withdraw()
+            self._unregister()
             self.has_idle_timeout = False
             error = DeviceEventError(event.type.name, device=self.context.name)
             device_failures.report(self.loop, self.context.name, error)
         if event.type is verbs.EventType.CQ_ERR and event.element in self._cqs:
             self._broken.add(event.element)
-        qps = list(self._sinks)
+        qps = list(self._send_queues)
         if isinstance(event.element, verbs.QueuePair):
-            qps = [event.element] if event.element in self._sinks else []
-        concerned = [self._sinks[qp] for qp in qps if concerns(event, qp)]
+            qps = [event.element] if event.element in self._send_queues else []
+        affected = [self._send_queues[qp] for qp in qps if affects(event, qp)]
         if event.port_num is not None or event.type is verbs.EventType.DEVICE_FATAL:
             # Log the event before the errors that it causes.
-            level = logging.WARNING if event.type in BREAKING else logging.INFO
+            level = logging.WARNING if event.type in WARNING_EVENTS else logging.INFO
             port = f", port {event.port_num}" if event.port_num is not None else ""
             logger.log(level, "%s event on %s%s", event.type.name, self.context.name, port)
-        for sink in concerned:
-            sink.device_event(event)
+        for send_queue in affected:
+            send_queue.device_event(event)
 
-    def _idle(self) -> None:
+    def _release_unneeded(self) -> None:
         self.registrations.close()
 
     def _close(self) -> None:
@@ -313,7 +317,7 @@ class Driver(PerLoopResource):
         stop_reading(self.loop, self.channel.fd)
         stop_reading(self.loop, self.timers.fd)
         self.timers.close()
-        self._events.unsubscribe(self._token)
+        self._events.unsubscribe(self._event_subscription)
         self._events.release()
         with ExitStack() as steps:  # in reverse order, and all of them even if one fails
             if not self.context.borrowed:
@@ -403,10 +407,10 @@ class Watch:
 
 async def writable(fd: int) -> None:
     loop = asyncio.get_running_loop()
-    there = asyncio.Event()
-    loop.add_writer(fd, there.set)
+    is_writable = asyncio.Event()
+    loop.add_writer(fd, is_writable.set)
     try:
-        await there.wait()
+        await is_writable.wait()
     finally:
         loop.remove_writer(fd)
 
@@ -435,7 +439,7 @@ class EventDriver(PerLoopResource):
 
     def take(self) -> None:
         """Dispatch pending events up to a limit, so that a flood of events starves no task."""
-        for _ in range(EVENTS):
+        for _ in range(MAX_EVENTS):
             if not self._take_one():
                 return
 

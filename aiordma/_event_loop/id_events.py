@@ -29,8 +29,8 @@ class IdEvents:
         self._events = events
         # Do not use an asyncio.Queue. If a queue is dropped together with a task that awaits it,
         # the queue calls its loop, which may be closed.
-        self._seen: deque[cm.ConnectionEvent | None] = deque()
-        self._arrived: asyncio.Future[None] | None = None
+        self._seen: deque[cm.ConnectionEvent | None] = deque()  # None once the ID is closed
+        self._next_arrival: asyncio.Future[None] | None = None
         self._connected = False
         self.id = id
         events.attach(id, weakly(self._on_event))
@@ -40,8 +40,8 @@ class IdEvents:
 
     def _put(self, event: cm.ConnectionEvent | None) -> None:
         self._seen.append(event)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+        if self._next_arrival is not None and not self._next_arrival.done():
+            self._next_arrival.set_result(None)
 
     def _explained(self, error: ConnectionManagerError | None) -> RDMAError | None:
         return error
@@ -58,8 +58,8 @@ class IdEvents:
         if not self._seen:
             self._events.take()  # within one host, the event may already be there
         while not self._seen:
-            self._arrived = self._events.loop.create_future()
-            await self._arrived
+            self._next_arrival = self._events.loop.create_future()
+            await self._next_arrival
         event = self._seen.popleft()
         if event is None:
             raise self.id.closed_error()

@@ -80,6 +80,7 @@ class PerLoopResource:
         instances = cls._instances.setdefault(loop, {})
         instance = instances.get((cls, key))
         if instance is not None and not instance._users and instance._settings != settings:
+            # It is only waiting for its idle timeout. Create one with the requested settings.
             instance._end()
             instance = None
         if instance is None:
@@ -101,7 +102,7 @@ class PerLoopResource:
         if not IDLE_TIMEOUT or not self.has_idle_timeout or self.loop.is_closed():
             self._end()
         else:
-            self._idle()
+            self._release_unneeded()
             self._timer = self.loop.call_later(IDLE_TIMEOUT, self._end)
 
     def _stop_timer(self) -> None:
@@ -112,13 +113,13 @@ class PerLoopResource:
     def _end(self) -> None:
         self._closed = True
         self._stop_timer()
-        self._withdraw()
+        self._unregister()
         self._close()
 
-    def _idle(self) -> None:
+    def _release_unneeded(self) -> None:
         """Release everything that is not needed while the resource has no users."""
 
-    def _withdraw(self) -> None:
+    def _unregister(self) -> None:
         """Make the next `_acquire` create a new instance. This one stays open for its users."""
         instances = self._instances.get(self.loop, {})
         if instances.get(self._key) is self:

@@ -100,15 +100,15 @@ class EndsWhenDropped:
     @finalizer
     def __del__(self) -> None:
         """Make the loop close the object if it is open. This may run in any thread at any time."""
-        of_loop: LoopShutdown | None = getattr(self, "_loop_shutdown", None)
-        if of_loop is None or self._affinity.is_after_fork or not self._is_open():
+        loop_shutdown: LoopShutdown | None = getattr(self, "_loop_shutdown", None)
+        if loop_shutdown is None or self._affinity.is_after_fork or not self._is_open():
             return
         text = f"{self!r}{self._affinity.creation_site()} was not closed"
-        of_loop.finalized(self)
+        loop_shutdown.finalized(self)
         try:
             self._affinity.loop.call_soon_threadsafe(self._drop)
         except RuntimeError:  # the loop has been closed
-            of_loop.remove(self)
+            loop_shutdown.remove(self)
             self._end_without_loop()
         warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
 
@@ -142,18 +142,18 @@ class LoopShutdown:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._open: dict[int, weakref.ref[Closable]] = {}
-        self._kept: dict[int, Closable] = {}
+        self._strong_references: dict[int, Closable] = {}
         self._dropped: dict[int, Closable] = {}
         self._closing: set[int] = set()
         self._finished = False
-        self._generator = self._wait()
-        step(self._generator.asend(None))  # the first step registers it with the loop
+        self._generator = self._close_at_loop_end()
+        run_step(self._generator.asend(None))  # the first step registers it with the loop
 
     def add(self, thing: Closable, *, keep: bool = False) -> None:
         """Track an object until `remove`, through a weak reference unless `keep` is True."""
         self._open[id(thing)] = weakref.ref(thing)
         if keep:
-            self._kept[id(thing)] = thing
+            self._strong_references[id(thing)] = thing
 
     def is_open(self, thing: Closable) -> bool:
         """Return whether `thing` has been added but not yet removed or finalized."""
@@ -164,19 +164,19 @@ class LoopShutdown:
         self.add(thing)
         self._open.pop(id(part), None)
 
-    def closing(self, thing: Closable) -> None:
+    def mark_closing(self, thing: Closable) -> None:
         """Keep a closing object alive until `remove`, and do not warn if the loop ends first."""
         self._closing.add(id(thing))
         self.add(thing, keep=True)
 
     def remove(self, thing: Closable) -> None:
         self._open.pop(id(thing), None)
-        self._kept.pop(id(thing), None)
+        self._strong_references.pop(id(thing), None)
         self._dropped.pop(id(thing), None)
         self._closing.discard(id(thing))
         if not self._open and not self._dropped and not self._finished:
-            self._forget()
-            step(self._generator.aclose())
+            self._unregister()
+            run_step(self._generator.aclose())
 
     def finalized(self, thing: Closable) -> None:
         """Keep a dropped object alive until it has been closed. This may run in any thread.
@@ -189,24 +189,24 @@ class LoopShutdown:
     def open_objects(self) -> list[Closable]:
         return [thing for ref in list(self._open.values()) if (thing := ref()) is not None]
 
-    def _forget(self) -> None:
+    def _unregister(self) -> None:
         self._finished = True
         if _shutdowns.get(self._loop) is self:
             _shutdowns.pop(self._loop, None)
 
-    async def _wait(self) -> AsyncGenerator[None, None]:
+    async def _close_at_loop_end(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
             if not self._finished:
-                self._forget()
-                texts = self._texts()
+                self._unregister()
+                texts = self._warning_texts()
                 things = [*self.open_objects(), *self._dropped.values()]
                 # Close the objects concurrently, because each one may wait for its peer.
                 await asyncio.gather(*(thing._end_with_loop() for thing in things))
                 warn(texts)
 
-    def _texts(self) -> list[str]:
+    def _warning_texts(self) -> list[str]:
         return [
             f"{thing!r}{thing._affinity.creation_site()} was not closed before its event loop was"
             for thing in self.open_objects()
@@ -217,12 +217,12 @@ class LoopShutdown:
         """Stop tracking objects in a forked child, which must not touch its parent's loop."""
         self._finished = True
         with suppress(RuntimeError):  # the generator is running
-            step(self._generator.aclose())
+            run_step(self._generator.aclose())
 
     def finish(self) -> None:
         """Release all objects of a loop that was closed without running its async generators."""
         self._finished = True
-        texts = self._texts()
+        texts = self._warning_texts()
         with ExitStack() as ends:  # runs all of them, even if one fails
             ends.callback(warn, texts)
             for thing in [*self._dropped.values(), *reversed(self.open_objects())]:
@@ -244,7 +244,7 @@ class LoopEnd:
     @finalizer
     def __del__(self) -> None:
         if self._loop.is_closed():
-            _finish(self._loop)
+            finish_loop(self._loop)
 
 
 def _call(callback: Callable[[], None], end: LoopEnd) -> None:
@@ -258,7 +258,7 @@ def warn(texts: list[str]) -> None:
         warnings.warn(text, ResourceWarning, stacklevel=1)
 
 
-def step(awaitable: Awaitable[object]) -> None:
+def run_step(awaitable: Awaitable[object]) -> None:
     """Run one step of an async generator. The step must not wait for anything."""
     with suppress(StopIteration, StopAsyncIteration):
         awaitable.__await__().send(None)
@@ -295,7 +295,7 @@ def loop_end(loop: asyncio.AbstractEventLoop) -> LoopEnd:
     return found
 
 
-def _finish(loop: asyncio.AbstractEventLoop) -> None:
+def finish_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Release the objects of a closed loop, and then the resources that they share."""
     with ExitStack() as ends:
         ends.callback(PerLoopResource.end_all, loop)
@@ -310,7 +310,7 @@ def clear_closed() -> None:
     """
     for loop in list(_shutdowns):
         if loop.is_closed():
-            _finish(loop)
+            finish_loop(loop)
 
 
 def _reset_after_fork() -> None:

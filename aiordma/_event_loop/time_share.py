@@ -80,14 +80,14 @@ class Timed(Coroutine[Any, Any, bool]):
     def _step(self, step: Callable[[Any], Any], argument: Any) -> Any:
         began = self._share.now()
         self._started = True
-        delivered = False
+        is_refunded = False
         try:
             return step(argument)
         except StopIteration as end:
-            delivered = end.value
+            is_refunded = end.value
             raise
         finally:
             used = self._share.now() - began
-            self._share.use(-self._used if delivered else used)
+            self._share.use(-self._used if is_refunded else used)
             self._used += used
             del step, argument  # the traceback of an error refers to this frame

@@ -77,7 +77,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._world.now
 
 
-def waiting(
+def describe_waiting_tasks(
     loop: asyncio.AbstractEventLoop,
     is_omitted: Callable[[asyncio.Task[Any]], bool] = lambda _: False,
 ) -> str:
@@ -88,22 +88,22 @@ def waiting(
             lines.append(task.get_name())
             lines += [
                 f"    {it.f_code.co_qualname} at {it.f_code.co_filename}:{it.f_lineno}"
-                for it in frames(task.get_coro())
+                for it in coroutine_frames(task.get_coro())
             ]
     return "\n".join(lines)
 
 
-def frames(waits: Any) -> Iterator[FrameType]:
+def coroutine_frames(awaited: Any) -> Iterator[FrameType]:
     """Yield the frames of a coroutine and of the coroutines that it awaits, outermost first."""
-    while waits is not None:
+    while awaited is not None:
         for kind in ("cr", "gi", "ag"):
-            if (frame := getattr(waits, f"{kind}_frame", None)) is not None:
+            if (frame := getattr(awaited, f"{kind}_frame", None)) is not None:
                 yield frame
         if (
-            type(waits).__name__ == "async_generator_asend"
+            type(awaited).__name__ == "async_generator_asend"
         ):  # used by `async for`; it has no attributes
-            inner = [it for it in gc.get_referents(waits) if isinstance(it, AsyncGeneratorType)]
-            waits = inner[0] if inner else None
+            inner = [it for it in gc.get_referents(awaited) if isinstance(it, AsyncGeneratorType)]
+            awaited = inner[0] if inner else None
         else:
             names = "cr_await", "gi_yieldfrom", "ag_await"
-            waits = next(filter(None, (getattr(waits, name, None) for name in names)), None)
+            awaited = next(filter(None, (getattr(awaited, name, None) for name in names)), None)

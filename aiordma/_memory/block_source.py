@@ -54,10 +54,10 @@ class OrderedBlockSource:
             self._waiter = self.pool._waiters.join(
                 size, internal=self._internal, exempt=self._exempt
             )
-            self._waiter.add_done_callback(self._done)
+            self._waiter.add_done_callback(self._on_waiter_done)
         return block
 
-    def _done(self, waiter: asyncio.Future[Block]) -> None:
+    def _on_waiter_done(self, waiter: asyncio.Future[Block]) -> None:
         if waiter is not self._waiter:
             return  # closed in the meantime
         self._waiter = None

@@ -63,7 +63,7 @@ class PoolWaiters(Generic[B]):
         """Return the number of waiters."""
         return len(self._internal) + len(self._user)
 
-    def count_wait(self) -> None:
+    def update_statistics(self) -> None:
         """Update the statistics on how often and how long tasks wait for memory."""
         self._wait.for_memory(len(self) > 0)
 
@@ -89,7 +89,7 @@ class PoolWaiters(Generic[B]):
                 self._overtaking.clear()
                 self._overtaking_bytes = 0
             self._user[waiter] = size, False
-        self.count_wait()
+        self.update_statistics()
         self.on_wait()
         return waiter
 
@@ -120,7 +120,7 @@ class PoolWaiters(Generic[B]):
         """Remove a request and release its block, if any. Other requests may then be served."""
         self._internal.pop(waiter, None)
         self._user.pop(waiter, None)
-        self.count_wait()
+        self.update_statistics()
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             waiter.result().release()
         if not waiter.get_loop().is_closed():
@@ -142,13 +142,13 @@ class PoolWaiters(Generic[B]):
             self._serve(self._user)
         if self._internal and not self._user:
             self._serve(self._internal)  # they can no longer overtake a user
-        self.count_wait()
+        self.update_statistics()
 
     def _serve(self, queue: dict[asyncio.Future[B], tuple[int, bool]]) -> bool:
         """Serve a queue in order; return False if the next request needs more memory."""
         while queue:
-            waiter, (size, counts) = next(iter(queue.items()))
-            overtakes = counts and bool(self._user)
+            waiter, (size, counts_towards_share) = next(iter(queue.items()))
+            overtakes = counts_towards_share and bool(self._user)
             if overtakes and self._overtaking and self._overtaking_bytes + size > self._share:
                 return True  # the remaining memory is for users
             try:
@@ -172,7 +172,7 @@ class PoolWaiters(Generic[B]):
             for waiter in queue:
                 settle(waiter, None, error)
             queue.clear()
-        self.count_wait()
+        self.update_statistics()
 
         def take(_: int) -> B:
             raise error

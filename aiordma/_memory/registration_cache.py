@@ -41,17 +41,20 @@ from ..verbs._memory.memory_region import is_fully_mapped
 
 # Types that do not move or remap their memory while a view of it exists. Subclasses are excluded,
 # because they may export other memory.
-STEADY = (bytearray, bytes, array.array)
+STABLE_TYPES = (bytearray, bytes, array.array)
 
 MOST_BYTES = 256 << 20
 
 
-def is_steady(owner: object) -> bool:
-    return type(owner) in STEADY or (type(owner).__module__ == "numpy" and is_fully_mapped(owner))
+def has_stable_memory(owner: object) -> bool:
+    return type(owner) in STABLE_TYPES or (
+        type(owner).__module__ == "numpy" and is_fully_mapped(owner)
+    )
 
 
 def is_released(view: memoryview | None) -> bool:
     try:
+        # Accessing `nbytes` of a released view raises ValueError.
         return view is None or view.nbytes < 0
     except ValueError:
         return True
@@ -80,7 +83,7 @@ class CacheStatistics(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class CachedRegistration:
     """A cached registration. `users` is the number of operations that use it."""
 
     key: int
@@ -96,8 +99,9 @@ class RegistrationCache:
     def __init__(self, pd: verbs.ProtectionDomain) -> None:
         self._pd = pd
         self._loop = asyncio.get_running_loop()
-        self._kept: OrderedDict[int, Kept] = OrderedDict()  # the least recently used first
-        self._collected: deque[int] = deque()
+        # The least recently used registration is the first.
+        self._kept: OrderedDict[int, CachedRegistration] = OrderedDict()
+        self._collected_keys: deque[int] = deque()
         self._max_count = self._max_bytes = 0
         self._set_up = False
         self._bytes = self._hits = self._misses = 0
@@ -108,13 +112,13 @@ class RegistrationCache:
             self._set_up = True
             self._max_count, self._max_bytes = most, most_bytes
 
-    def find(self, memory: object) -> KeptMemory | None:
+    def find(self, memory: object) -> CachedMemory | None:
         """Return `memory` registered for local access, or None if it cannot be cached.
 
         If `memory` is writable, the registration is writable too. The caller must close the result
         as soon as possible.
         """
-        if type(memory) is not memoryview or not is_steady(memory.obj):
+        if type(memory) is not memoryview or not has_stable_memory(memory.obj):
             return None
         size = memory.nbytes
         if not memory.c_contiguous or not 0 < size <= self._max_bytes or not self._max_count:
@@ -125,24 +129,24 @@ class RegistrationCache:
             self._kept.move_to_end(kept.key)
             self._hits += 1
         else:
-            kept = self._make(memory, size)
-        return KeptMemory(self, kept, memory)
+            kept = self._register(memory, size)
+        return CachedMemory(self, kept, memory)
 
-    def _make(self, memory: memoryview, size: int) -> Kept:
+    def _register(self, memory: memoryview, size: int) -> CachedRegistration:
         self._drop_released()
         access = verbs.AccessFlags.NONE if memory.readonly else verbs.AccessFlags.LOCAL_WRITE
         mr = self._pd.reg_pointer(verbs.address_of(memory), size, access)
         key = id(memory)
-        collected, loop, forget = self._collected, self._loop, self._drop_collected
+        collected, loop, drop_collected = self._collected_keys, self._loop, self._drop_collected
 
         @finalizer
-        def end(_: object) -> None:
+        def on_view_collected(_: object) -> None:
             # A weak reference callback can run in any thread at any point.
             collected.append(key)
             if not loop.is_closed():
-                loop.call_soon_threadsafe(forget)
+                loop.call_soon_threadsafe(drop_collected)
 
-        kept = Kept(key, weakref.ref(memory, end), mr)
+        kept = CachedRegistration(key, weakref.ref(memory, on_view_collected), mr)
         self._misses += 1
         self._bytes += size
         self._kept[key] = kept
@@ -151,8 +155,8 @@ class RegistrationCache:
         return kept
 
     def _drop_collected(self) -> None:
-        while self._collected:
-            kept = self._kept.get(self._collected.popleft())
+        while self._collected_keys:
+            kept = self._kept.get(self._collected_keys.popleft())
             if kept is not None and kept.view() is None:
                 self._drop(kept)
 
@@ -161,14 +165,14 @@ class RegistrationCache:
             if is_released(kept.view()):
                 self._drop(kept)
 
-    def _drop(self, kept: Kept) -> None:
+    def _drop(self, kept: CachedRegistration) -> None:
         del self._kept[kept.key]
         self._bytes -= kept.mr.length
         kept.dropped = True
         if not kept.users:
             kept.mr.close()
 
-    def release(self, kept: Kept) -> None:
+    def release(self, kept: CachedRegistration) -> None:
         kept.users -= 1
         if kept.dropped and not kept.users:
             kept.mr.close()
@@ -193,12 +197,14 @@ class RegistrationCache:
             self._drop(kept)
 
 
-class _Use(Pinned):
+class _RegistrationUse(Pinned):
     """An operation's reference to a registration, which also pins the memory."""
 
     __slots__ = ("_cache", "_keeper", "_kept", "view")
 
-    def __init__(self, cache: RegistrationCache, kept: Kept, memory: memoryview) -> None:
+    def __init__(
+        self, cache: RegistrationCache, kept: CachedRegistration, memory: memoryview
+    ) -> None:
         self._cache = cache
         self._kept = kept
         self.view = memoryview(memory).cast("B")  # a separate export
@@ -217,14 +223,16 @@ class _Use(Pinned):
         self._cache.release(self._kept)
 
 
-class KeptMemory(OwnMemory):
+class CachedMemory(OwnMemory):
     """User memory for one operation. It cannot be resized or freed until `close`."""
 
     __slots__ = ("_use",)
     _closed_word = "returned to the caller"
 
-    def __init__(self, cache: RegistrationCache, kept: Kept, memory: memoryview) -> None:
-        self._use: _Use = _Use(cache, kept, memory)
+    def __init__(
+        self, cache: RegistrationCache, kept: CachedRegistration, memory: memoryview
+    ) -> None:
+        self._use: _RegistrationUse = _RegistrationUse(cache, kept, memory)
         self.pinned: Pinned = self._use
         self.address: int = kept.mr.addr
         self.length: int = kept.mr.length

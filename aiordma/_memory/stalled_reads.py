@@ -59,11 +59,11 @@ class StalledReads:
     def _check(self) -> None:
         self._scheduled = False
         now = self._clock.now()
-        part = MIN_BYTES_PER_SECOND / (len(self._readers) or 1)
-        for reader, (progress, since) in list(self._readers.items()):
-            if reader.progress - progress >= part * self.timeout:
+        min_rate = MIN_BYTES_PER_SECOND / (len(self._readers) or 1)
+        for reader, (progress, progress_at) in list(self._readers.items()):
+            if reader.progress - progress >= min_rate * self.timeout:
                 self._readers[reader] = reader.progress, now
-            elif now - since >= self.timeout:
+            elif now - progress_at >= self.timeout:
                 self.end(reader)
                 reader.stalled(self.timeout)
         if self._readers:

@@ -78,7 +78,7 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
 
     # Clear errno before each call. Otherwise, if a failed call did not set errno, a stale value
     # would be reported.
-    def zero(*arguments: object) -> None:
+    def check_status(*arguments: object) -> None:
         ffi.errno = 0
         code: int = call(*arguments)
         if code:
@@ -113,8 +113,8 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
                 raise failure(verb, code)
 
     return {
-        Convention.ERRNO: zero,
-        Convention.MINUS_ONE: zero,
+        Convention.ERRNO: check_status,
+        Convention.MINUS_ONE: check_status,
         Convention.POINTER: pointer,
         Convention.COUNT: count,
         Convention.EVENT: event,
@@ -149,17 +149,17 @@ class ProviderCalls(CheckedProviderCalls):
 def _functions(structure: str, table: object) -> dict[str, Any]:
     """Return all functions of a C table by name, including missing ones, which are NULL."""
     fields = ffi.typeof(f"struct {structure}").fields
-    return {name: getattr(table, name) for name, it in fields if it.type.kind == "function"}
+    return {name: getattr(table, name) for name, field in fields if field.type.kind == "function"}
 
 
-def _set_all(self: object, calls: dict[str, Any], missing: Callable[[str], str]) -> None:
-    """Set each function as an attribute. `missing` returns the reason why a function is missing."""
+def _set_all(target: object, calls: dict[str, Any], missing_reason: Callable[[str], str]) -> None:
+    """Set each function as an attribute. `missing_reason` says why one is missing."""
     for verb, call in calls.items():
         if call:
             checked_call = checked(verb, call, convention_of(verb, ffi.typeof(call).result.cname))
         else:
-            checked_call = functools.partial(_unsupported, verb, missing(verb))
-        setattr(self, verb, checked_call)
+            checked_call = functools.partial(_unsupported, verb, missing_reason(verb))
+        setattr(target, verb, checked_call)
 
 
 def _unsupported(verb: str, reason: str, *arguments: object) -> None:

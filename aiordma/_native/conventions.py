@@ -25,7 +25,7 @@ class Convention(Enum):
     """The call cannot fail, or its own error number is returned unchanged."""
 
 
-_OTHERS = {
+_SPECIAL_CASES = {
     "ibv_close_device": Convention.MINUS_ONE,
     "ibv_query_gid": Convention.MINUS_ONE,
     "ibv_query_pkey": Convention.MINUS_ONE,
@@ -45,8 +45,8 @@ _OTHERS = {
 
 def convention_of(verb: str, result: str) -> Convention:
     """Return the convention documented in a call's manual page. `result` is its C return type."""
-    if verb in _OTHERS:
-        return _OTHERS[verb]
+    if verb in _SPECIAL_CASES:
+        return _SPECIAL_CASES[verb]
     if result == "int":
         return Convention.MINUS_ONE if verb.startswith("rdma_") else Convention.ERRNO
     if result == "ssize_t":

@@ -51,12 +51,12 @@ def remove_socket(inode: int) -> None:
 def _replace_sockets() -> None:
     if not _sockets:
         return
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    null_device = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for inode, fd in _sockets.items():
         with suppress(OSError):  # the descriptor has been closed already
             if os.fstat(fd).st_ino == inode:
-                os.dup2(nothing, fd, inheritable=False)
-    os.close(nothing)
+                os.dup2(null_device, fd, inheritable=False)
+    os.close(null_device)
     _sockets.clear()
 
 

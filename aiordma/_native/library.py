@@ -25,8 +25,8 @@ class Library:
     """
 
     __slots__ = (
-        "_cm_process",
-        "_inherited",
+        "_cm_owner_pid",
+        "_keeps_devices_on_fork",
         "_providers",
         "calls",
         "dereg_mr",
@@ -36,15 +36,17 @@ class Library:
         "table",
     )
 
-    def __init__(self, name: str, table: h.aiordma_calls, *, inherited: bool = False) -> None:
+    def __init__(
+        self, name: str, table: h.aiordma_calls, *, keeps_devices_on_fork: bool = False
+    ) -> None:
         self.name: str = name
         self.table: h.aiordma_calls = table
         self.calls: Calls = Calls(table)
-        own, local_dma = table.device.reg_own_mr, table.device.reg_local_dma  # NULL if missing
+        device = table.device  # its optional functions are NULL if missing
         self.dereg_mr: int = _address(table.ibv_dereg_mr)
         """The address of ibv_dereg_mr, for C."""
         self.reg_own_mr: Register = (
-            checked("ibv_reg_mr", own, Convention.POINTER)
+            checked("ibv_reg_mr", device.reg_own_mr, Convention.POINTER)
             if self.offers("reg_own_mr")
             else self.calls.ibv_reg_mr
         )
@@ -53,14 +55,14 @@ class Library:
         It is the usual function if the device has no other.
         """
         self.reg_local_dma: Callable[[h.ibv_pd], h.ibv_mr] | None = (
-            checked("ibv_reg_mr", local_dma, Convention.POINTER)
+            checked("ibv_reg_mr", device.reg_local_dma, Convention.POINTER)
             if self.offers("reg_local_dma")
             else None
         )
         """A function that registers all memory for sending, or None if the device has none."""
         self._providers: ProviderCalls | None = None
-        self._inherited = inherited
-        self._cm_process: int | None = None
+        self._keeps_devices_on_fork = keeps_devices_on_fork
+        self._cm_owner_pid: int | None = None
 
     def offers(self, entry: str) -> bool:
         """Return whether the library has an optional function from softdev/abi/device_calls.h."""
@@ -112,10 +114,10 @@ class Library:
             UnsupportedError: In a forked child whose parent had already opened devices. librdmacm
                 keeps these devices open, but for the kernel they belong to the parent.
         """
-        process = os.getpid()
-        if self._cm_process is None:
-            self._cm_process = process
-        if self._inherited and self._cm_process != process:
+        pid = os.getpid()
+        if self._cm_owner_pid is None:
+            self._cm_owner_pid = pid
+        if self._keeps_devices_on_fork and self._cm_owner_pid != pid:
             raise UnsupportedError(
                 "the connection manager in a forked child whose parent had already opened devices; "
                 "use via='tcp' in the child, or start the child with spawn or forkserver",
@@ -161,7 +163,9 @@ def system() -> Library:
         code = lib.aiordma_system_calls(table, error, len(error))
         if code:
             raise _not_found(code, os.fsdecode(ffi.string(error)))
-        library = _libraries.setdefault("system", Library("system", table[0], inherited=True))
+        library = _libraries.setdefault(
+            "system", Library("system", table[0], keeps_devices_on_fork=True)
+        )
     return library
 
 

@@ -61,22 +61,23 @@ class RequestArray:
     """Arrays of work requests and their scatter/gather entries. Not thread-safe."""
 
     __slots__ = (
-        "_size", "posted", "recvs", "recvs_bytes", "sends", "sends_bytes", "sges", "sges_bytes"
+        "_capacities", "posted", "recvs", "recvs_bytes", "sends", "sends_bytes", "sges",
+        "sges_bytes",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._size = 0, 0
+        self._capacities = 0, 0  # of requests and of scatter/gather entries
         self.posted: IntegerPointer = ffi.new("uint32_t *")
         self.make_room(1, 1)
 
     def make_room(self, requests: int, sges: int) -> None:
         """Grow the arrays if necessary. Their contents may be lost."""
-        if requests <= self._size[0] and sges <= self._size[1]:
+        if requests <= self._capacities[0] and sges <= self._capacities[1]:
             return
-        self._size = max(self._size[0], requests), max(self._size[1], sges)
-        self.sends: aiordma_send = ffi.new("struct aiordma_send[]", self._size[0])
-        self.recvs: aiordma_recv = ffi.new("struct aiordma_recv[]", self._size[0])
-        self.sges: ibv_sge = ffi.new("struct ibv_sge[]", self._size[1])
+        self._capacities = max(self._capacities[0], requests), max(self._capacities[1], sges)
+        self.sends: aiordma_send = ffi.new("struct aiordma_send[]", self._capacities[0])
+        self.recvs: aiordma_recv = ffi.new("struct aiordma_recv[]", self._capacities[0])
+        self.sges: ibv_sge = ffi.new("struct ibv_sge[]", self._capacities[1])
         self.sends_bytes = ffi.buffer(self.sends)
         self.recvs_bytes = ffi.buffer(self.recvs)
         self.sges_bytes = ffi.buffer(self.sges)
@@ -85,15 +86,15 @@ class RequestArray:
 _types = cache(get_type_hints)
 
 
-def copy_of(structure: object, record: Callable[..., T], **given: object) -> T:
+def copy_of(structure: object, record: Callable[..., T], **overrides: object) -> T:
     """Copy a C structure to a named tuple, converting each member to the type of its field.
 
-    Values in `given` replace the members with the same names.
+    Values in `overrides` replace the members with the same names.
     """
     types: dict[str, Callable[[Any], object]] = _types(record)
     return record(
         **{
-            name: given[name] if name in given else convert(getattr(structure, name))
+            name: overrides[name] if name in overrides else convert(getattr(structure, name))
             for name, convert in types.items()
         }
     )

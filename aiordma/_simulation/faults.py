@@ -25,13 +25,17 @@ KINDS = {
 }
 
 
-def _check(record: Link | Fault | FaultPlan, names: str, most: float, least: float = 0) -> None:
-    """Check that each named field is 0 or a number from `least` to `most`."""
+def _check_range(
+    record: Link | Fault | FaultPlan, names: str, highest: float, lowest: float = 0
+) -> None:
+    """Check that each named field is 0 or a number from `lowest` to `highest`."""
     for name in names.split():
         value = real(name, getattr(record, name))
-        if value and not least <= value <= most:
-            zero = "0 or " if least else ""
-            raise ValueError(f"{name} must be {zero}between {least:g} and {most:g}, not {value:g}")
+        if value and not lowest <= value <= highest:
+            zero = "0 or " if lowest else ""
+            raise ValueError(
+                f"{name} must be {zero}between {lowest:g} and {highest:g}, not {value:g}"
+            )
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,8 @@ class Link:
     """The maximum delay of a reordered datagram, in seconds."""
 
     def __post_init__(self) -> None:
-        _check(self, "latency jitter late", MAX_TIME_OR_RATE)
-        _check(self, "loss duplicate reorder", 1, 1e-6)
+        _check_range(self, "latency jitter late", MAX_TIME_OR_RATE)
+        _check_range(self, "loss duplicate reorder", 1, 1e-6)
         if self.reorder and not self.late:
             raise ValueError("late must be positive if reorder is positive")
         if not (rate := real("rate", self.rate)) >= 1:
@@ -84,7 +88,7 @@ class Fault:
         if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
         instance("host", self.host, str, "the name of a host")
-        _check(self, "begin end", math.inf)
+        _check_range(self, "begin end", math.inf)
         if self.end < self.begin:
             raise ValueError(f"end ({self.end:g}) must not be before begin ({self.begin:g})")
         integer("network", self.network)
@@ -128,15 +132,17 @@ class FaultPlan:
 
     def __post_init__(self) -> None:
         instance("link", self.link, Link, "a Link")
-        _check(self, "partitions cables pauses kills duration", MAX_TIME_OR_RATE)
-        if not seconds("until", self.until, endless=True) and self._rates:
+        _check_range(self, "partitions cables pauses kills duration", MAX_TIME_OR_RATE)
+        if not seconds("until", self.until, allow_infinity=True) and self._rates:
             raise ValueError(f"until must be a positive number of seconds, not {self.until!r}")
         if not self.duration and (self.partitions or self.cables or self.pauses):
             raise ValueError(
                 f"duration must be a positive number of seconds, not {self.duration!r}"
             )
-        several = isinstance(self.hosts, Collection) and not isinstance(self.hosts, str)
-        if not several or not all(isinstance(name, str) and name != MAIN for name in self.hosts):
+        is_collection = isinstance(self.hosts, Collection) and not isinstance(self.hosts, str)
+        if not is_collection or not all(
+            isinstance(name, str) and name != MAIN for name in self.hosts
+        ):
             raise ValueError(
                 f"invalid hosts {self.hosts!r}: expected a collection of names without {MAIN!r}"
             )
@@ -163,7 +169,7 @@ class FaultPlan:
         rates = [getattr(self, rate) for rate, _ in KINDS.values()]
         return rates if any(rates) else []
 
-    def _counts(self, faults: Iterable[Fault], now: float) -> str:
+    def _describe_counts(self, faults: Iterable[Fault], now: float) -> str:
         """Describe the actual and the expected number of faults of each kind."""
         begun = Counter(fault.kind for fault in faults)
         if self.exactly is not None:
@@ -187,19 +193,19 @@ def fault_schedule(plan: FaultPlan, seed: int, networks: int) -> Iterator[Schedu
     """
     for fault in sorted(plan.exactly or (), key=lambda fault: fault.begin):
         yield fault.begin, lambda alive, it=fault: it if it.host in alive else None  # type: ignore[misc]
-    draw, begin = random.Random(f"faults {seed}"), 0.0
+    source, begin = random.Random(f"faults {seed}"), 0.0
 
-    def take(alive: list[str]) -> Fault | None:
+    def draw_fault(alive: list[str]) -> Fault | None:
         victims = [name for name in alive if name in (plan.hosts or alive)]
         if not victims:
             return None
-        [kind] = draw.choices([*KINDS], rates)
-        end = begin + draw.uniform(0, plan.duration)
-        network = draw.randrange(networks) if kind == "cable" else 0
-        return Fault(kind, draw.choice(victims), begin, end, network)
+        [kind] = source.choices([*KINDS], rates)
+        end = begin + source.uniform(0, plan.duration)
+        network = source.randrange(networks) if kind == "cable" else 0
+        return Fault(kind, source.choice(victims), begin, end, network)
 
     while plan.exactly is None and (rates := plan._rates):
-        begin += draw.expovariate(sum(rates))
+        begin += source.expovariate(sum(rates))
         if begin > plan.until:
             return
-        yield begin, take
+        yield begin, draw_fault

@@ -47,7 +47,7 @@ REGISTER: dict[str, Callable[..., Hashable]] = {
 }
 
 
-RETURNING = REGISTER.keys() - {"write"}
+KINDS_WITH_RESULT = REGISTER.keys() - {"write"}
 """The kinds of operations that have a result."""
 
 
@@ -71,7 +71,7 @@ def _distinct(value: Hashable) -> Hashable:
     return value
 
 
-HINTS: dict[type, str] = {
+CONVERSION_HINTS: dict[type, str] = {
     list: "write a tuple",
     set: "write a frozenset",
     dict: "write a tuple of its items",
@@ -91,7 +91,7 @@ def _value(name: str, value: Any) -> Hashable:
         value = value.item()
     if isinstance(value, memoryview):
         return bytes(value)
-    hint = HINTS.get(type(value), "")
+    hint = CONVERSION_HINTS.get(type(value), "")
     try:
         hash(value)
         if isinstance(value, bytes) or not _is_buffer(value):
@@ -118,27 +118,27 @@ class Operation:
     unfinished operation may take effect once at any later time, or never.
     """
 
-    def __init__(self, history: History, kind: str, of: tuple[str, Any], **values: Any) -> None:
+    def __init__(self, history: History, kind: str, target: tuple[str, Any], **values: Any) -> None:
         """Add the operation to the history. Only `History` calls this."""
         self._history, self._kind = history, kind
-        self._of = _value(*of)
+        self._target = _value(*target)
         self._values = tuple(_value(name, value) for name, value in values.items())
-        self._same = _distinct(self._values)
+        self._comparison_key = _distinct(self._values)
         self._result: Hashable = UNKNOWN
-        self._begin: int = 0
-        self._end: float = inf
-        self._who, self._began, self._ended = "", 0.0, 0.0
+        self._begin_number: int = 0
+        self._end_number: float = inf
+        self._caller, self._begin_time, self._end_time = "", 0.0, 0.0
         self._is_open = False
         self._refused = False
         history._operations.append(self)
 
     def __repr__(self) -> str:
-        end = "no end" if self._end == inf else f"{self._ended:.6f} s"
+        end = "no end" if self._end_number == inf else f"{self._end_time:.6f} s"
         answer = "" if self._result is UNKNOWN else f" -> {brief(self._result)}"
-        return f"{self._who:10} {f'{self._began:.6f} - {end}':24} {self._call()}{answer}"
+        return f"{self._caller:10} {f'{self._begin_time:.6f} - {end}':24} {self._call()}{answer}"
 
     def _call(self) -> str:
-        return f"{self._kind}({', '.join(map(brief, (self._of, *self._values)))})"
+        return f"{self._kind}({', '.join(map(brief, (self._target, *self._values)))})"
 
     @property
     def result(self) -> Any:
@@ -165,26 +165,26 @@ class Operation:
         self._refused = True
 
     def __enter__(self) -> Self:
-        if self._begin:
+        if self._begin_number:
             raise RuntimeError(
                 f"{self._call()} was already used; call history.{self._kind} for each operation"
             )
-        self._who, self._began = self._history._caller_and_time()
-        self._begin = next(self._history._numbers)
+        self._caller, self._begin_time = self._history._caller_and_time()
+        self._begin_number = next(self._history._numbers)
         self._is_open = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         self._is_open = False
-        if kind is not None or self._refused:
+        if error_type is not None or self._refused:
             return
-        if self._kind in RETURNING and self._result is UNKNOWN:
+        if self._kind in KINDS_WITH_RESULT and self._result is UNKNOWN:
             raise TypeError(
                 f"{self._call()} has no result; set op.result to the call's return value inside "
                 "the with block"
             )
-        self._ended = self._history._caller_and_time()[1]
-        self._end = next(self._history._numbers)
+        self._end_time = self._history._caller_and_time()[1]
+        self._end_number = next(self._history._numbers)
 
 
 class History:
@@ -277,15 +277,15 @@ class History:
         """
         integer("steps", steps, 1)
         for it in self._operations:
-            if not it._begin:
+            if not it._begin_number:
                 raise RuntimeError(
                     f"{it._call()} was not recorded, because it was used without a with statement; "
                     f"write `with history.{it._kind}(...) as op:` around the call"
                 )
         groups: dict[tuple[Check, Hashable], list[Operation]] = {}
-        for it in sorted(self._operations, key=lambda it: it._begin):
+        for it in sorted(self._operations, key=lambda it: it._begin_number):
             if not it._refused:
-                groups.setdefault((CHECKS[it._kind], _distinct(it._of)), []).append(it)
+                groups.setdefault((CHECKS[it._kind], _distinct(it._target)), []).append(it)
         if not groups:
             refused = f" (refused: {len(self._operations)})" if self._operations else ""
             raise AssertionError(
@@ -297,8 +297,8 @@ class History:
             raise AssertionError("\n\n".join(wrong))
 
 
-def _text(what: str, operations: Iterable[Operation]) -> str:
-    lines = map(repr, sorted(operations, key=lambda it: it._begin))
+def _describe(what: str, operations: Iterable[Operation]) -> str:
+    lines = map(repr, sorted(operations, key=lambda it: it._begin_number))
     return "\n  ".join([f"{what}:", *lines])
 
 
@@ -320,8 +320,8 @@ class Span(NamedTuple):
 
     @classmethod
     def of(cls, it: Operation) -> Span:
-        result = _distinct(it._result) if it._end < inf else UNKNOWN
-        return cls(it._begin, it._end, result, tuple(map(_distinct, it._values)), it)
+        result = _distinct(it._result) if it._end_number < inf else UNKNOWN
+        return cls(it._begin_number, it._end_number, result, tuple(map(_distinct, it._values)), it)
 
     def without_end(self) -> Span:
         return self._replace(end=inf, result=UNKNOWN)
@@ -340,22 +340,22 @@ class Span(NamedTuple):
 
 def _has_order(spans: list[Span], initial_content: Hashable, steps: int) -> bool:
     """Return whether the operations have a valid order. `spans` must be sorted by start."""
-    ended = sum(1 << at for at, span in enumerate(spans) if span.end < inf)
+    must_complete = sum(1 << at for at, span in enumerate(spans) if span.end < inf)
     tried: dict[Place, list[int]] = {}
     stack = [(0, initial_content)]
     steps += len(spans)
     while stack:
         done, state = stack.pop()
-        if not ended & ~done:
+        if not must_complete & ~done:
             return True
-        others = tried.setdefault((done & ended, state), [])
-        if all(other & ~done for other in others):  # no state with more choices has failed
-            others.append(done & ~ended)
+        failed_masks = tried.setdefault((done & must_complete, state), [])
+        if all(other & ~done for other in failed_masks):  # no state with more choices has failed
+            failed_masks.append(done & ~must_complete)
             stack += _choices(spans, done, state)
             steps -= 1
             if not steps:
                 raise RuntimeError(
-                    f"cannot check {len(spans)} operations on {spans[0].it._of!r} within the "
+                    f"cannot check {len(spans)} operations on {spans[0].it._target!r} within the "
                     "maximum number of steps; use more keys, fewer concurrent or unfinished "
                     "writes, or more steps (check(steps=...))"
                 )
@@ -367,35 +367,39 @@ def _choices(spans: list[Span], done: int, state: Hashable) -> list[Place]:
 
     If a finished operation leaves the register unchanged, completing it is the only choice.
     """
-    must: list[Place] = []
-    may: dict[Hashable, Place] = {}  # one of each set of equivalent operations
-    seen: list[Hashable] = []
-    left, earliest_end, adds = ~done & ((1 << len(spans)) - 1), inf, 0
-    while left:
-        bit = left & -left
-        left ^= bit
+    finished: list[Place] = []
+    unfinished: dict[Hashable, Place] = {}  # one of each set of equivalent operations
+    observed_values: list[Hashable] = []
+    remaining, earliest_end, total_added = ~done & ((1 << len(spans)) - 1), inf, 0
+    while remaining:
+        bit = remaining & -remaining
+        remaining ^= bit
         span = spans[bit.bit_length() - 1]
         if span.begin > earliest_end:
             break
         after, kind, values = span.after(state), span.it._kind, span.values
         if span.result is not UNKNOWN:
-            seen.append(span.result)
+            observed_values.append(span.result)
             if after == state:
                 return [(done | bit, state)]
         elif kind == "compare_and_swap":
-            seen.append(values[0])
+            observed_values.append(values[0])
         elif kind == "fetch_and_add":
-            adds += span.it._values[0]  # type: ignore[operator]
+            total_added += span.it._values[0]  # type: ignore[operator]
         if span.end < inf:
             earliest_end = min(earliest_end, span.end)
             if after is not UNFIT:
-                must.append((done | bit, after))
+                finished.append((done | bit, after))
         elif after is not UNFIT and after != state:
-            may.setdefault((kind, values), (done | bit, after))
+            unfinished.setdefault((kind, values), (done | bit, after))
     # Try an unfinished operation only if another operation could observe its effect, either
     # directly or after further additions.
-    some = [it for it in may.values() if any(_leads_to(it[1], value, adds) for value in seen)]
-    return [*some, *reversed(must)]
+    useful = [
+        it
+        for it in unfinished.values()
+        if any(_leads_to(it[1], value, total_added) for value in observed_values)
+    ]
+    return [*useful, *reversed(finished)]
 
 
 def _leads_to(content: Hashable, value: Hashable, adds: int) -> bool:
@@ -411,14 +415,14 @@ def _check_register(operations: list[Operation], steps: int) -> str:
     if _has_order(spans, initial_content, steps):
         return ""
 
-    def until(end: float) -> list[Span]:
+    def spans_until(end: float) -> list[Span]:
         return [it if it.end <= end else it.without_end() for it in spans if it.begin < end]
 
-    def since(begin: int) -> list[Span]:
+    def spans_since(begin: int) -> list[Span]:
         """Return the spans that end after `begin`, without the ends of those that began earlier."""
         return [it if it.begin >= begin else it.without_end() for it in part if it.end > begin]
 
-    def is_bad(some: list[Span], state: Hashable) -> bool:
+    def is_contradictory(some: list[Span], state: Hashable) -> bool:
         try:
             return not _has_order(some, state, steps)
         except RuntimeError:
@@ -426,18 +430,23 @@ def _check_register(operations: list[Operation], steps: int) -> str:
 
     ends = sorted(it.end for it in spans if it.end < inf)
     last = bisect_left(
-        ends, True, hi=len(ends) - 1, key=lambda end: is_bad(until(end), initial_content)
+        ends,
+        True,
+        hi=len(ends) - 1,
+        key=lambda end: is_contradictory(spans_until(end), initial_content),
     )
-    part = until(ends[last])
+    part = spans_until(ends[last])
     begin_times = [it.begin for it in part]
-    first = bisect_left(begin_times, True, key=lambda begin: not is_bad(since(begin), UNKNOWN))
+    first = bisect_left(
+        begin_times, True, key=lambda begin: not is_contradictory(spans_since(begin), UNKNOWN)
+    )
     began = f"given its initial value {brief(initial)}"
     began += " (History(initial=...) changes it)" if initial_content == 0 else ""
     known = "regardless of its previous value" if first else began
-    part = since(begin_times[first - 1]) if first else part
-    name = f"these operations on {operations[0]._of!r}"
+    part = spans_since(begin_times[first - 1]) if first else part
+    name = f"these operations on {operations[0]._target!r}"
     what = f"no order of {name} explains their results, {known}"
-    return _text(what, [it.it for it in part])
+    return _describe(what, [it.it for it in part])
 
 
 # ---- channels and leases -------------------------------------------------------------------------
@@ -449,18 +458,22 @@ def _check_channel(operations: list[Operation], _: int) -> str:
     uncertain: list[Operation] = []
     for at, it in enumerate(operations):
         if it._kind == "send":
-            (uncertain if it._end == inf else undelivered).append(it)
+            (uncertain if it._end_number == inf else undelivered).append(it)
             continue
-        if undelivered and undelivered[0]._same == it._same:
+        if undelivered and undelivered[0]._comparison_key == it._comparison_key:
             del undelivered[0]
-        elif found := [other for other in uncertain if other._same == it._same]:
+        elif found := [other for other in uncertain if other._comparison_key == it._comparison_key]:
             uncertain.remove(found[0])
         else:
-            alike = [other for other in operations[: at + 1] if other._same == it._same]
+            alike = [
+                other
+                for other in operations[: at + 1]
+                if other._comparison_key == it._comparison_key
+            ]
             what = "arrived twice, out of order, or without having been sent"
-            return _text(f"a message on {it._of!r} {what}", {*alike, *undelivered[:1]})
+            return _describe(f"a message on {it._target!r} {what}", {*alike, *undelivered[:1]})
     return (
-        _text(f"a message on {undelivered[0]._of!r} never arrived", undelivered[:1])
+        _describe(f"a message on {undelivered[0]._target!r} never arrived", undelivered[:1])
         if undelivered
         else ""
     )
@@ -469,9 +482,15 @@ def _check_channel(operations: list[Operation], _: int) -> str:
 def _check_lease(operations: list[Operation], _: int) -> str:
     ends = [it for it in operations if it._kind == "lease_ended"][:1]
     accesses = [it for it in operations if it._kind == "access"]
-    late = [it for it in accesses if ends and ends[0]._begin < it._begin < it._end < inf]
+    late = [
+        it
+        for it in accesses
+        if ends and ends[0]._begin_number < it._begin_number < it._end_number < inf
+    ]
     return (
-        _text(f"an access succeeded after the end of lease {late[0]._of!r}", ends + late[:1])
+        _describe(
+            f"an access succeeded after the end of lease {late[0]._target!r}", ends + late[:1]
+        )
         if late
         else ""
     )

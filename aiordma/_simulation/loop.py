@@ -86,7 +86,7 @@ class HostLoop(VirtualLoop):
         if not isinstance(executor, ThreadPoolExecutor | None):
             refuse("executors other than thread pools", "pass None as the executor")
         future: asyncio.Future[T] = self.create_future()
-        self.call_soon(_run_for, future, function, args)
+        self.call_soon(_settle_with_result, future, function, args)
         return future
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[Any]:
@@ -149,12 +149,12 @@ class HostLoop(VirtualLoop):
             finalizer=self._asyncgen_finalizer_hook,  # type: ignore[attr-defined]
         )
         self._thread_id: int | None = threading.get_ident()
-        around = asyncio._get_running_loop()  # the event loop that called `simulate`, if any
+        outer_loop = asyncio._get_running_loop()  # the event loop that called `simulate`, if any
         asyncio._set_running_loop(self)
         try:
             self._run_once()  # type: ignore[attr-defined]
         finally:
-            asyncio._set_running_loop(around)
+            asyncio._set_running_loop(outer_loop)
             self._thread_id = None
             sys.set_asyncgen_hooks(*hooks)
 
@@ -168,7 +168,7 @@ class HostLoop(VirtualLoop):
 
     def abandon(self) -> None:
         """Close the loop and its remaining coroutines, which tracebacks might keep alive."""
-        around = asyncio._get_running_loop()
+        outer_loop = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -176,11 +176,13 @@ class HostLoop(VirtualLoop):
                 with suppress(BaseException):
                     task.get_coro().close()
                     break
-        asyncio._set_running_loop(around)
+        asyncio._set_running_loop(outer_loop)
         self.close()
 
 
-def _run_for(future: asyncio.Future[Any], function: Callable[..., Any], args: Any) -> None:
+def _settle_with_result(
+    future: asyncio.Future[Any], function: Callable[..., Any], args: Any
+) -> None:
     if future.cancelled():
         return
     try:

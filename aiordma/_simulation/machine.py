@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._core.arguments import refusal, signature_error
 from .._event_loop import shutdown
-from .._event_loop.virtual_loop import frames
+from .._event_loop.virtual_loop import coroutine_frames
 from .._native import softdev
 from .loop import NEVER, HostLoop
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TURN = 10_000  # maximum virtual nanoseconds of a loop iteration, at slowness 1
+MAX_TURN_NS = 10_000  # maximum virtual nanoseconds of a loop iteration, at slowness 1
 # Idle servers wait in these functions, each given by its module and qualified name.
-ACCEPT = ("aiordma.transport", "Listener.accept")
-SERVE: set[tuple[object, str]] = {
+ACCEPT_FUNCTION = ("aiordma.transport", "Listener.accept")
+SERVE_FUNCTIONS: set[tuple[object, str]] = {
     ("aiordma.transport", "Server.serve_forever"),
     ("aiordma.streams.server", "StreamServer.serve_forever"),
     ("asyncio.base_events", "Server.serve_forever"),
@@ -70,10 +70,10 @@ class Machine:
         """Futures of other hosts that wait for programs of this host."""
         self.services: set[asyncio.Task[Any]] = set()
         """The running programs of `Host.serve`."""
-        self.program = softdev.sim_program(self.number)
+        self.sim_state = softdev.sim_program(self.number)
         self._programs: dict[asyncio.Task[Any], None] = {}  # asyncio keeps only weak references
         self.loop = HostLoop(self)
-        self.program.fd = self.loop.fd
+        self.sim_state.fd = self.loop.fd
         self.loop.set_exception_handler(self._on_exception)
 
     @property
@@ -117,41 +117,44 @@ class Machine:
         """
         if task in self._programs and task not in self.services:
             return False
-        where = [
-            (it.f_globals.get("__name__"), it.f_code.co_qualname) for it in frames(task.get_coro())
+        awaiting_functions = [
+            (it.f_globals.get("__name__"), it.f_code.co_qualname)
+            for it in coroutine_frames(task.get_coro())
         ]
         # For serve_forever, only the innermost frame counts, because serve_forever awaits another
         # coroutine while the server is being closed.
-        return ACCEPT in where or not SERVE.isdisjoint(where[-1:])
+        return ACCEPT_FUNCTION in awaiting_functions or not SERVE_FUNCTIONS.isdisjoint(
+            awaiting_functions[-1:]
+        )
 
     def next_due_time(self) -> int:
         """Return when the loop's next iteration is due, or NEVER if none is scheduled."""
         if not self.alive or self.pauses:
             return NEVER
-        program = self.program
-        due = 0 if program.has_input else self.loop.next_due_time()
-        return max(due, program.busy_until)
+        sim_state = self.sim_state
+        due = 0 if sim_state.has_input else self.loop.next_due_time()
+        return max(due, sim_state.busy_until)
 
     def turn(self) -> None:
         """Run one loop iteration, then mark the host as busy for a random time."""
         softdev.sim_enter(self.number)
-        softdev.sim_note(self.number)
-        program = self.program
+        softdev.sim_note(self.number)  # include the turn in `World.trace`
+        sim_state = self.sim_state
         self.loop.turn()
-        program.has_input = self.loop.has_input()  # the host's own device may have responded
-        spent = self.random.random() * TURN * self.host.slowness
-        program.busy_until = softdev.sim_now() + int(spent)
+        sim_state.has_input = self.loop.has_input()  # the host's own device may have responded
+        spent = self.random.random() * MAX_TURN_NS * self.host.slowness
+        sim_state.busy_until = softdev.sim_now() + int(spent)
 
     def kill(self) -> None:
         self.alive = False
         self._update_state()
 
-    def pause(self, whose: object) -> None:
-        self.pauses.add(whose)
+    def pause(self, origin: object) -> None:
+        self.pauses.add(origin)
         self._update_state()
 
-    def resume(self, whose: object) -> None:
-        self.pauses.discard(whose)
+    def resume(self, origin: object) -> None:
+        self.pauses.discard(origin)
         self._update_state()
 
     def _update_state(self) -> None:
@@ -165,4 +168,4 @@ class Machine:
         self.loop.abandon()
         for bound in list(self.bound):
             bound.close()
-        shutdown._finish(self.loop)
+        shutdown.finish_loop(self.loop)

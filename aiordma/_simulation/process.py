@@ -49,7 +49,7 @@ SOCKETS = "real sockets", "create the socket in a program of the host"
 RESOLVER = "blocking name resolution", "use loop.getaddrinfo"
 LOG = "AIORDMA_SIMULATION_LOG"
 LOG_LINE = "%(simulated_time)12.6f %(simulated_host)s %(levelname)s %(name)s: %(message)s"
-NODE = 0x020000000000  # a hardware address for uuid.uuid1
+UUID_NODE = 0x020000000000  # a hardware address for uuid.uuid1
 
 
 random_source: random.Random | None = None
@@ -119,7 +119,7 @@ def seed_generator(
 
 # ---- replacements --------------------------------------------------------------------------------
 
-Row = tuple[Any, str, Any]
+Replacement = tuple[Any, str, Any]
 """An object, the name of one of its attributes, and the replacement of that attribute."""
 
 CLOCKS: dict[str, Callable[[], int]] = {
@@ -130,7 +130,7 @@ CLOCKS: dict[str, Callable[[], int]] = {
 # These operations would leave the simulation or block all hosts. Each entry consists of an object,
 # the names of its functions, the unsupported feature, and an alternative. If the object is None,
 # the names are Python audit events, which are also raised for functions imported by name.
-REFUSED: list[tuple[Any, str, str, str]] = [
+REFUSED_FUNCTIONS: list[tuple[Any, str, str, str]] = [
     (threading.Thread, "start", *THREADS),
     (_thread, "start_new_thread", *THREADS),
     (
@@ -147,9 +147,9 @@ REFUSED: list[tuple[Any, str, str, str]] = [
     (select, "poll select", "select.select and select.poll", "use asyncio"),
     (asyncio.BaseEventLoop, "connect_read_pipe connect_write_pipe", "pipes", "use streams"),
 ]
-EVENTS = {
+REFUSED_EVENTS = {
     event: (what, instead)
-    for place, events, what, instead in REFUSED
+    for place, events, what, instead in REFUSED_FUNCTIONS
     if place is None
     for event in events.split()
 }
@@ -163,17 +163,17 @@ def watch_events() -> None:
     """
 
     def hook(event: str, _: object) -> None:
-        if event in EVENTS and simulation_thread == get_ident():
-            refuse(*EVENTS[event])
+        if event in REFUSED_EVENTS and simulation_thread == get_ident():
+            refuse(*REFUSED_EVENTS[event])
 
     sys.addaudithook(hook)
 
 
-def refusal(what: str, instead: str) -> Callable[..., Any]:
+def refusing_function(what: str, instead: str) -> Callable[..., Any]:
     return lambda *_, **__: refuse(what, instead)
 
 
-def defaulting_to_now(name: str, before: int, now: Callable[[], Any]) -> Row:
+def defaulting_to_now(name: str, before: int, now: Callable[[], Any]) -> Replacement:
     """Return the row that replaces a `time` function whose time argument defaults to now.
 
     `before` is the number of arguments before the time, and `now` returns the default.
@@ -204,7 +204,7 @@ def only_in_simulation(
 
 # A simulation replaces these functions in their own modules. `imported_copies` covers the modules
 # that have imported them by name (`from time import time`).
-FUNCTIONS: list[Row] = [
+FUNCTIONS: list[Replacement] = [
     *((time, name, in_seconds(clock)) for name, clock in CLOCKS.items()),
     *((time, f"{name}_ns", clock) for name, clock in CLOCKS.items()),
     *(defaulting_to_now(name, 0, in_seconds(wall_ns)) for name in ("gmtime", "localtime", "ctime")),
@@ -227,13 +227,13 @@ FUNCTIONS: list[Row] = [
     (socket, "getfqdn", lambda name="": name or current_machine().host.name),  # type: ignore[union-attr]
     (socket, "gethostname", lambda: current_machine().host.name),  # type: ignore[union-attr]
     *(
-        (place, name, refusal(what, instead))
-        for place, names, what, instead in REFUSED
+        (place, name, refusing_function(what, instead))
+        for place, names, what, instead in REFUSED_FUNCTIONS
         if place is not None
         for name in names.split()
     ),
 ]
-REPLACED: list[Row] = [
+REPLACED: list[Replacement] = [
     *(
         (place, name, only_in_simulation(value, getattr(place, name)))
         for place, name, value in FUNCTIONS
@@ -251,13 +251,13 @@ REPLACEMENT_BY_ID = {
 WAIT_FOR_THREADS = {"threading", "queue"}
 
 
-def imported_copies() -> list[Row]:
+def imported_copies() -> list[Replacement]:
     """Return replacements for functions that modules have imported by name."""
     return [
         (module, name, REPLACEMENT_BY_ID[id(value)])
-        for called, module in list(sys.modules.items())
-        if called not in WAIT_FOR_THREADS
-        and not called.startswith(__package__)
+        for module_name, module in list(sys.modules.items())
+        if module_name not in WAIT_FOR_THREADS
+        and not module_name.startswith(__package__)
         and not REPLACEMENT_BY_ID.keys().isdisjoint(
             map(id, getattr(module, "__dict__", {}).values())
         )
@@ -267,14 +267,14 @@ def imported_copies() -> list[Row]:
 
 
 def host_record_factory(
-    begun: int, make: Callable[..., logging.LogRecord]
+    started_at: int, make: Callable[..., logging.LogRecord]
 ) -> Callable[..., logging.LogRecord]:
     """Return a log record factory that calls `make` and adds the simulated host and time."""
 
     def with_host(*args: Any, **options: Any) -> logging.LogRecord:
         record, machine = make(*args, **options), current_machine()
         record.simulated_host = machine.host.name if machine else "-"
-        record.simulated_time = (softdev.sim_now() - begun) / SECOND
+        record.simulated_time = (softdev.sim_now() - started_at) / SECOND
         return record
 
     return with_host
@@ -322,26 +322,26 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
         tempfile.gettempdir()
         platform.processor()
     with suppress(ImportError):
-        from numpy import random as numpys  # noqa: PLC0415 - optional
+        from numpy import random as numpy_random  # noqa: PLC0415 - optional
 
-        generators.append((numpys.seed, numpys.set_state, numpys.get_state()))
-    replaced: list[Row] = [
+        generators.append((numpy_random.seed, numpy_random.set_state, numpy_random.get_state()))
+    replaced: list[Replacement] = [
         *REPLACED,
         *imported_copies(),
         # Replace these cached values. They come from the machine or from earlier calls, so they
         # would make runs differ.
         (tempfile, "_name_sequence", None),
-        (uuid, "_node", NODE),
+        (uuid, "_node", UUID_NODE),
         (uuid, "_generate_time_safe", None),
         *((uuid, name, None) for name in vars(uuid) if name.startswith("_last_timestamp")),
         (device, "_embedded_devices", cache(device._embedded_devices.__wrapped__)),
         # Each read of this clock advances virtual time. Polling until a deadline would otherwise
         # never end.
-        (completion, "_SLICE", 0),
+        (completion, "_MAX_BUSY_POLL", 0),
         (completion, "time", SimpleNamespace(monotonic=in_seconds(softdev.sim_look))),
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
-    collects = gc.isenabled()
+    gc_was_enabled = gc.isenabled()
     try:
         with (
             host_logging(),
@@ -351,8 +351,8 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
             for place, name, value in replaced:
                 setattr(place, name, value)
             random_source = random.Random(f"programs {seed}")
-            for seeds, *_ in generators:
-                seeds(seed % (1 << 32))
+            for set_seed, *_ in generators:
+                set_seed(seed % (1 << 32))
             simulation_thread = get_ident()
             gc.disable()  # automatic collections would make runs differ
             gc.freeze()  # exclude existing objects from every collection
@@ -361,9 +361,9 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
         random_source = simulation_thread = None
         for place, name, value in before:
             setattr(place, name, value)
-        for _, resets, state in generators:
-            resets(state)
+        for _, restore_state, state in generators:
+            restore_state(state)
         gc.collect()  # move the survivors to the oldest generation, which is rarely collected
         gc.unfreeze()
-        if collects:
+        if gc_was_enabled:
             gc.enable()

@@ -17,7 +17,7 @@ from .faults import Fault
 
 VARIABLE = "AIORDMA_SIMULATION_SEEDS"
 MAX_RUNS = 200  # maximum number of runs to find a sufficient subset of the faults
-BAR = 30
+BAR_WIDTH = 30
 
 Attempt = Callable[[int], BaseException | None]
 """A function that runs one seed and returns its exception, or None."""
@@ -83,7 +83,7 @@ def run_seeds(attempt: Attempt, seeds: Sequence[int], stop: bool) -> Seeds:
     return Seeds(ran, failed)
 
 
-_forked: Attempt | None = None
+_inherited_attempt: Attempt | None = None
 """The function that the forked processes inherit and call."""
 
 
@@ -96,8 +96,8 @@ def _end_with_parent() -> None:
 
 
 def _try_in_process(seed: int) -> tuple[int, str]:
-    assert _forked
-    return seed, _first_line(_forked(seed))
+    assert _inherited_attempt
+    return seed, _first_line(_inherited_attempt(seed))
 
 
 def _first_line(error: BaseException | None) -> str:
@@ -110,14 +110,14 @@ def _results(attempt: Attempt, seeds: Collection[int]) -> Iterator[Iterator[tupl
 
     A result is the first line of the seed's error, or "" if the seed passed.
     """
-    global _forked  # noqa: PLW0603 - inherited by the child processes
+    global _inherited_attempt  # noqa: PLW0603 - inherited by the child processes
     if (count := min(len(os.sched_getaffinity(0)), len(seeds))) < 2:
         yield ((seed, _first_line(attempt(seed))) for seed in seeds)
         return
     from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415 - slow to import
     from multiprocessing import get_context  # noqa: PLC0415 - slow to import
 
-    _forked = attempt
+    _inherited_attempt = attempt
     with ProcessPoolExecutor(count, get_context("fork"), _end_with_parent) as pool:
         try:
             with warnings.catch_warnings():
@@ -127,7 +127,7 @@ def _results(attempt: Attempt, seeds: Collection[int]) -> Iterator[Iterator[tupl
                 results = pool.map(_try_in_process, seeds)
             yield results
         finally:
-            _forked = None
+            _inherited_attempt = None
             pool.shutdown(cancel_futures=True)
 
 
@@ -136,8 +136,12 @@ def _progress(count: int) -> Iterator[Callable[[int, int], Any]]:
     """Yield a function that shows a progress bar if standard error is a terminal."""
 
     def show(ran: int, failed: int) -> None:
-        bar = "#" * (BAR * ran // count)
-        print(f"\r[{bar:{BAR}}] {ran} of {count} seeds, {failed} failed", end="", file=sys.stderr)
+        bar = "#" * (BAR_WIDTH * ran // count)
+        print(
+            f"\r[{bar:{BAR_WIDTH}}] {ran} of {count} seeds, {failed} failed",
+            end="",
+            file=sys.stderr,
+        )
 
     if sys.stderr.isatty():
         yield show

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from .machine import Machine
     from .world import Host
 
-RETRY = 0.2  # seconds, as in TCP
+RETRY_DELAY = 0.2  # seconds, as in TCP
 MAX_RETRY_DELAY = 120.0
 CONNECT_TIMEOUT = 127.0  # seconds for six retries (tcp_syn_retries in tcp(7))
 TIMER_TOLERANCE = 1e-8  # seconds by which a timer may be early
 WINDOW = 256 << 10  # bytes
-FULL = bytes(4096)  # enough to fill the smallest socket buffer
-PORTS = 32768, 60999  # the kernel's default range of ephemeral ports
-ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the addresses to which connect() maps them
+FILLER = bytes(4096)  # enough to fill the smallest socket buffer
+EPHEMERAL_PORTS = 32768, 60999  # the kernel's default range of ephemeral ports
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the addresses to which connect() maps them
 
 real_getaddrinfo = socket.getaddrinfo
 
@@ -98,25 +98,25 @@ def socket_name(family: int, address: Address) -> Any:
     return host if ":" in host else f"::ffff:{host}", port, 0, 0
 
 
-def numeric(where: str, address: Any, sock: Socket) -> Address:
+def resolve(where: str, address: Any, sock: Socket) -> Address:
     """Return the numeric address and port, converting IPv4-mapped IPv6 addresses to IPv4."""
     host, port = address[:2]
     [*_, (*_, (found, *_))] = getaddrinfo(host or sock._local[0], 0, sock.family, SOCK_STREAM)
     return found.removeprefix("::ffff:"), check_port(where, port)
 
 
-def is_at(bound: Socket, host: str) -> bool:
+def accepts_address(bound: Socket, host: str) -> bool:
     """Return whether connections to the address `host` reach the bound socket."""
-    own = bound._local[0]
-    takes_both = not bound._options.get((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
-    return own in (host, wildcard_like(host)) or (own == "::" and takes_both)
+    local_host = bound._local[0]
+    takes_ipv4 = not bound._options.get((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+    return local_host in (host, wildcard_like(host)) or (local_host == "::" and takes_ipv4)
 
 
-def conflict(one: Socket, two: Socket) -> bool:
+def conflicts(one: Socket, two: Socket) -> bool:
     """Return whether the local addresses of the two sockets conflict (EADDRINUSE)."""
     (one_host, port), (two_host, other) = one._local, two._local
-    meet = port == other and (is_at(one, two_host) or is_at(two, one_host))
-    return meet and not all(it._options.get((SOL_SOCKET, SO_REUSEPORT)) for it in (one, two))
+    overlap = port == other and (accepts_address(one, two_host) or accepts_address(two, one_host))
+    return overlap and not all(it._options.get((SOL_SOCKET, SO_REUSEPORT)) for it in (one, two))
 
 
 def send_connect_request(initiator: Socket, responder: Host, until: float) -> None:
@@ -144,13 +144,13 @@ def handle_connect_request(initiator: Socket, responder: Machine) -> None:
         return
     host, port = initiator._peer
     listeners = [it for it in responder.bound if it._backlog >= 0 and it._local[1] == port]
-    found = [it for it in listeners if is_at(it, host)]
+    found = [it for it in listeners if accepts_address(it, host)]
     # Let a listener on "::" accept IPv4 connections even if it has set IPV6_V6ONLY. Otherwise no
     # other host could reach it, because host names resolve only to IPv4 addresses.
     found = found or [it for it in listeners if it._local[0] == "::"]
     if found:
         listening = responder.random.choice(found)
-        if len(listening._waiting) > listening._backlog:
+        if len(listening._accept_queue) > listening._backlog:
             return
         initiator._peer_socket = accepted = Socket(listening.family)
         accepted._local, accepted._peer, accepted._peer_socket = (
@@ -159,9 +159,10 @@ def handle_connect_request(initiator: Socket, responder: Machine) -> None:
             initiator,
         )
         accepted._network = initiator._network
-        if not listening._waiting:
-            listening._inner.send(b"1")
-        listening._waiting.append(accepted)
+        if not listening._accept_queue:
+            # Make the listening socket readable, so that the loop calls `accept`.
+            listening._simulation_end.send(b"1")
+        listening._accept_queue.append(accepted)
     elif listeners:
         only = ", ".join(it._local[0] for it in listeners)
         initiator.hint = (
@@ -172,13 +173,13 @@ def handle_connect_request(initiator: Socket, responder: Machine) -> None:
     initiator._machine.loop.call_at(responder.now + delay, initiator._finish_connect, code)
 
 
-class _Kind(type):
+class _SocketType(type):
     def __instancecheck__(cls, it: object) -> bool:
         """Return True for every real socket, because `Socket` replaces `socket.socket`."""
         return isinstance(it, RealSocket)
 
 
-class Socket(RealSocket, metaclass=_Kind):
+class Socket(RealSocket, metaclass=_SocketType):
     """A TCP socket of a simulated host. It follows the kernel's rules for non-blocking sockets."""
 
     def __new__(cls, family: int = -1, type: int = -1, proto: int = -1, fileno: Any = None) -> Any:
@@ -194,13 +195,13 @@ class Socket(RealSocket, metaclass=_Kind):
     def __init__(
         self, family: int = -1, type: int = -1, proto: int = -1, fileno: Any = None
     ) -> None:
-        own, self._inner = socket.socketpair()
+        own, self._simulation_end = socket.socketpair()
         super().__init__(
             AF_INET if family == -1 else family, SOCK_STREAM, max(proto, 0), own.detach()
         )
         super().setblocking(False)
-        self._inner.setblocking(False)
-        super().setsockopt(SOL_SOCKET, socket.SO_SNDBUF, len(FULL))
+        self._simulation_end.setblocking(False)
+        super().setsockopt(SOL_SOCKET, socket.SO_SNDBUF, len(FILLER))
         machine = current_machine()
         assert machine is not None
         self._machine = machine
@@ -209,14 +210,14 @@ class Socket(RealSocket, metaclass=_Kind):
         self._local: Address = "::" if self.family == AF_INET6 else "0.0.0.0", 0
         self._peer: Address | None = None
         self._backlog = -1  # -1 if not listening
-        self._waiting: deque[Socket] = deque()
+        self._accept_queue: deque[Socket] = deque()
         self._request_timer: asyncio.TimerHandle | None = None  # timer that repeats the request
         self._error = 0
         self.hint = ""
         """The reason why nothing listens at the peer's address, for the error message."""
         self._network = 0
         self._peer_socket: Socket | None = None
-        self._last = 0.0
+        self._last_arrival = 0.0
         self._in_transit: deque[tuple[float, bytes | None]] = deque()  # (time of arrival, data)
         self._window = WINDOW
         self._has_ended = False  # true once sending has been shut down
@@ -252,10 +253,10 @@ class Socket(RealSocket, metaclass=_Kind):
     # ---- listening -----------------------------------------------------------------------
 
     def bind(self, address: Any) -> None:
-        host, port = numeric("bind", address, self)
+        host, port = resolve("bind", address, self)
         if self._local[1]:
             raise failure(errno.EINVAL)
-        if not (host in ANY or is_loopback(host) or host in self._machine.host._addresses):
+        if not (host in WILDCARDS or is_loopback(host) or host in self._machine.host._addresses):
             raise failure(errno.EADDRNOTAVAIL)
         self._take_port(host, port)
 
@@ -263,8 +264,8 @@ class Socket(RealSocket, metaclass=_Kind):
         """Bind to the port, or to a random free port if `port` is 0."""
         machine, before = self._machine, self._local
         while True:
-            self._local = host, port or machine.random.randint(*PORTS)
-            if not any(conflict(self, bound) for bound in machine.bound):
+            self._local = host, port or machine.random.randint(*EPHEMERAL_PORTS)
+            if not any(conflicts(self, bound) for bound in machine.bound):
                 machine.bound.append(self)
                 return
             if port:
@@ -278,11 +279,11 @@ class Socket(RealSocket, metaclass=_Kind):
 
     def accept(self) -> tuple[Socket, Any]:
         check_blocking(self)
-        if self._backlog < 0 or not self._waiting:
+        if self._backlog < 0 or not self._accept_queue:
             raise failure(errno.EINVAL if self._backlog < 0 else errno.EAGAIN)
-        accepted = self._waiting.popleft()
-        if not self._waiting:
-            self.recv(1)
+        accepted = self._accept_queue.popleft()
+        if not self._accept_queue:
+            self.recv(1)  # no longer readable
         return accepted, accepted.getpeername()
 
     # ---- connecting ----------------------------------------------------------------------
@@ -296,26 +297,26 @@ class Socket(RealSocket, metaclass=_Kind):
         check_blocking(self)
         if self._request_timer is not None or self._peer_socket is not None:
             return errno.EISCONN if self._request_timer is None else errno.EALREADY
-        host, port = numeric("connect", address, self)
-        host = ANY.get(host, host)
+        host, port = resolve("connect", address, self)
+        host = WILDCARDS.get(host, host)
         machine = self._machine
         found = machine.world._host_at(host, machine.host)
         if found is None:
             return errno.ENETUNREACH
         responder, self._network = found
-        own, bound = self._local
-        if own in ANY:
-            own = (
-                ANY[wildcard_like(host)]
+        local_host, local_port = self._local
+        if local_host in WILDCARDS:
+            local_host = (
+                WILDCARDS[wildcard_like(host)]
                 if is_loopback(host)
                 else machine.host._addresses[self._network]
             )
-        elif is_loopback(own) and responder is not machine.host:
+        elif is_loopback(local_host) and responder is not machine.host:
             return errno.EINVAL
-        if not bound:
-            self._take_port(own, 0)
-        self._local, self._peer = (own, self._local[1]), (host, port)
-        self._fill()
+        if not local_port:
+            self._take_port(local_host, 0)
+        self._local, self._peer = (local_host, self._local[1]), (host, port)
+        self._make_unwritable()
         send_connect_request(self, responder, machine.now + CONNECT_TIMEOUT)
         return errno.EINPROGRESS
 
@@ -323,17 +324,17 @@ class Socket(RealSocket, metaclass=_Kind):
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer, self._error = None, code
-            self._empty()
+            self._make_writable()
 
     # ---- a connection --------------------------------------------------------------------
 
     def send(self, data: Any, _: int = 0) -> int:
-        if self._peer_socket is None or self._has_ended or self._inner.fileno() < 0:
+        if self._peer_socket is None or self._has_ended or self._simulation_end.fileno() < 0:
             raise failure(errno.EPIPE)
         accepted_bytes = bytes(data[: self._window])
         self._window -= len(accepted_bytes)
         if len(accepted_bytes) < len(data):
-            self._fill()
+            self._make_unwritable()
         if accepted_bytes:
             self._peer_socket._transmit(accepted_bytes)
         elif data:
@@ -347,27 +348,27 @@ class Socket(RealSocket, metaclass=_Kind):
     def sendmsg(self, buffers: Any, *_: Any) -> int:
         return self.send(b"".join(buffers))
 
-    def _fill(self) -> None:
+    def _make_unwritable(self) -> None:
         """Make the real socket unwritable by filling the kernel's send buffer."""
         with suppress(OSError):  # it is already full or closed
-            super().send(FULL)
+            super().send(FILLER)
 
-    def _empty(self) -> None:
+    def _make_writable(self) -> None:
         with suppress(OSError):
-            while self._inner.recv(len(FULL)):
+            while self._simulation_end.recv(len(FILLER)):
                 pass
 
     def _on_acknowledged(self, count: int) -> None:
         """Make room in the window after the peer has received `count` bytes."""
         if not self._window:
-            self._empty()
+            self._make_writable()
         self._window += count
 
     def shutdown(self, how: int) -> None:
         if self._peer_socket is None:
             raise failure(errno.ENOTCONN)
         if how != socket.SHUT_WR:
-            self._inner.shutdown(socket.SHUT_WR)
+            self._simulation_end.shutdown(socket.SHUT_WR)
         if how != socket.SHUT_RD and not self._has_ended:
             self._has_ended = True
             self._peer_socket._transmit(b"")
@@ -380,34 +381,35 @@ class Socket(RealSocket, metaclass=_Kind):
     def close(self) -> None:
         """Close the socket, and reset the connection if there is unread data."""
         if self.fileno() >= 0:
-            unread: object = self._request_timer
+            needs_reset: object = self._request_timer
             with suppress(OSError):
-                unread = unread or self.recv(1, MSG_PEEK)
-            self._leave(reset=bool(unread))
-            for waiting in self._waiting:
-                waiting._leave(reset=True)
+                needs_reset = needs_reset or self.recv(1, MSG_PEEK)
+            self._end_connection(reset=bool(needs_reset))
+            for waiting in self._accept_queue:
+                waiting._end_connection(reset=True)
                 waiting.close()
         super().close()
 
-    def _leave(self, *, reset: bool) -> None:
-        self._end()
+    def _end_connection(self, *, reset: bool) -> None:
+        self._stop()
         if self._peer_socket is not None and (reset or not self._has_ended):
             self._peer_socket._transmit(None if reset else b"")
         self._has_ended = True
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         """Stop connecting and receiving, and release the port."""
         if self._request_timer is not None:
             self._request_timer.cancel()
         if self in self._machine.bound:
             self._machine.bound.remove(self)
-        if self._inner.fileno() >= 0:
-            self._machine.loop.remove_writer(self._inner)
-            self._inner.close()
+        if self._simulation_end.fileno() >= 0:
+            self._machine.loop.remove_writer(self._simulation_end)
+            self._simulation_end.close()
 
     def _reset(self) -> None:
-        self._fill()  # the kernel resets this end when the other end is closed with unread data
-        self._end()
+        # The kernel resets this end when the other end is closed with unread data.
+        self._make_unwritable()
+        self._stop()
 
     def _transmit(self, data: bytes | None) -> None:
         """Schedule the arrival of data that the peer has sent to this socket.
@@ -417,45 +419,45 @@ class Socket(RealSocket, metaclass=_Kind):
         machine, other = self._machine, self._peer_socket
         assert other is not None
         if not machine.alive:
-            other._retry(RETRY)
+            other._retry(RETRY_DELAY)
             return
         delay = machine.world._latency(other._machine.host, machine.host)
-        self._last = max(machine.now + delay, self._last)
-        self._in_transit.append((self._last, data))
-        machine.loop.call_at(self._last, self._receive)
+        self._last_arrival = max(machine.now + delay, self._last_arrival)
+        self._in_transit.append((self._last_arrival, data))
+        machine.loop.call_at(self._last_arrival, self._receive)
 
-    def _retry(self, after: float) -> None:
+    def _retry(self, delay: float) -> None:
         """Reset this socket when the peer has rebooted, or after 205 seconds of retries."""
         assert self._peer_socket is not None
-        if self._inner.fileno() < 0:  # this socket has been closed
+        if self._simulation_end.fileno() < 0:  # this socket has been closed
             return
-        if after < MAX_RETRY_DELAY and not self._peer_socket._machine.host.alive:
-            self._machine.loop.call_later(after, self._retry, 2 * after)
+        if delay < MAX_RETRY_DELAY and not self._peer_socket._machine.host.alive:
+            self._machine.loop.call_later(delay, self._retry, 2 * delay)
         else:
             self._reset()
 
     def _receive(self) -> None:
         machine, other = self._machine, self._peer_socket
         assert other is not None
-        if self._inner.fileno() < 0:  # this socket has been closed
+        if self._simulation_end.fileno() < 0:  # this socket has been closed
             if any(data for _, data in self._in_transit):
                 other._transmit(None)
             self._in_transit.clear()
             return
-        machine.loop.remove_writer(self._inner)
+        machine.loop.remove_writer(self._simulation_end)
         while self._in_transit and self._in_transit[0][0] <= machine.now + TIMER_TOLERANCE:
             if machine.world._is_cut(other._machine.host, machine.host, self._network):
-                machine.loop.call_later(RETRY, self._receive)
+                machine.loop.call_later(RETRY_DELAY, self._receive)
                 return
             due, data = self._in_transit.popleft()
             if data is None:
                 self._reset()
                 return
             if not data:
-                self._inner.shutdown(socket.SHUT_WR)
+                self._simulation_end.shutdown(socket.SHUT_WR)
                 continue
             try:
-                accepted_bytes = self._inner.send(data)
+                accepted_bytes = self._simulation_end.send(data)
             except BlockingIOError:
                 accepted_bytes = 0
             except BrokenPipeError:  # reading has been shut down
@@ -467,7 +469,7 @@ class Socket(RealSocket, metaclass=_Kind):
                 )
             if accepted_bytes < len(data):  # the rest is sent after the program has read
                 self._in_transit.appendleft((due, data[accepted_bytes:]))
-                machine.loop.add_writer(self._inner, self._receive)
+                machine.loop.add_writer(self._simulation_end, self._receive)
                 return
 
 

@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 from .._core.arguments import host_name, instance, integer, real, refusal, seconds, truth
 from .._event_loop.futures import settle
-from .._event_loop.virtual_loop import StalledError, waiting
+from .._event_loop.virtual_loop import StalledError, describe_waiting_tasks
 from .._native import softdev
 from ..errors import BusyError
 from ..verbs._device.environment import report_unknown_variables
@@ -50,7 +50,7 @@ GRACE = 120.0  # simulated seconds in which other programs must end after the ma
 MAX_LINES = 40  # maximum lines for the timeline in an error's note, and for the waiting tasks
 # These exceptions end a search over several seeds. Any other BaseException, such as CancelledError
 # or a failure in pytest, only fails the current seed.
-STOPS = KeyboardInterrupt, SystemExit
+ENDING_EXCEPTIONS = KeyboardInterrupt, SystemExit
 
 logger = logging.getLogger("aiordma.simulation")
 
@@ -163,7 +163,7 @@ class Host:
 
     def _boot(self) -> None:
         self.world._old_machines.append(self._machine)
-        self._machine = self.world._elsewhere(lambda: Machine(self))
+        self._machine = self.world._without_switching(lambda: Machine(self))
         for service in self._services:
             self._start_service(*service)
 
@@ -178,7 +178,7 @@ class Host:
         self._machine.resume(self)
 
 
-def _on(network: int | None) -> str:
+def _network_suffix(network: int | None) -> str:
     return "" if network is None else f" on network {network}"
 
 
@@ -197,18 +197,18 @@ class World:
         self._numbers = 0
         self._links: dict[tuple[str, str], Link] = {}
         self._cut: set[tuple[int, str, str]] = set()
-        self._apart: set[tuple[int, str]] = set()
+        self._partitioned: set[tuple[int, str]] = set()
         """The networks and hosts that the program has cut off, even from hosts that boot later."""
-        self._planned: Counter[tuple[int, str]] = Counter()
+        self._planned_cuts: Counter[tuple[int, str]] = Counter()
         """The number of active planned faults that cut off a host, by network and host."""
         self._fault_schedule = fault_schedule(plan, seed, devices)
         self._next_fault = next(self._fault_schedule, None)
-        self._ends: list[tuple[float, int, Fault, Callable[[], object]]] = []
+        self._fault_ends: list[tuple[float, int, Fault, Callable[[], object]]] = []
         """A heap of the faults in progress and the functions that end them, ordered by end time."""
         self._timeline: list[tuple[float, Fault | str]] = []
         self._failure: BaseException | None = None
-        self._entered = -1
-        self._begun: int = softdev.sim_now()
+        self._entered_machine = -1
+        self._start_ns: int = softdev.sim_now()
 
     def __repr__(self) -> str:
         return f"<World seed {self.seed}, {self.now:.6f} s, hosts {', '.join(self.hosts)}>"
@@ -216,7 +216,7 @@ class World:
     @property
     def now(self) -> float:
         """The number of seconds since the simulation began."""
-        return (softdev.sim_now() - self._begun) / 1e9
+        return (softdev.sim_now() - self._start_ns) / 1e9
 
     @property
     def trace(self) -> str:
@@ -232,12 +232,12 @@ class World:
             number = len(self.hosts)
             if number == softdev.SIM_HOSTS:
                 raise ValueError(f"cannot create host {name!r}: too many hosts (maximum {number})")
-            made = self.hosts[name] = self._elsewhere(lambda: Host(self, name, number))
-            for network, apart in self._apart:
+            new_host = self.hosts[name] = self._without_switching(lambda: Host(self, name, number))
+            for network, apart in self._partitioned:
                 self._cut |= {(network, name, apart), (network, apart, name)}
             for other in self.hosts.values():
-                self._set_way(made, other)
-                self._set_way(other, made)
+                self._set_way(new_host, other)
+                self._set_way(other, new_host)
         return self.hosts[name]
 
     def _host_at(self, address: str, here: Host) -> tuple[Host, int] | None:
@@ -272,11 +272,11 @@ class World:
         if self.hosts.keys() <= {*names}:
             raise ValueError("a partition of all hosts has no effect; name fewer hosts")
         numbers = self._numbers_of(network)
-        self._record_event(f"{', '.join(names)}: cut off{_on(network)} by the program")
+        self._record_event(f"{', '.join(names)}: cut off{_network_suffix(network)} by the program")
         for one, other in product(self.hosts, repeat=2):
             if (one in names) != (other in names):
                 self._cut |= {(number, one, other) for number in numbers}
-        self._apart |= set(product(numbers, names))
+        self._partitioned |= set(product(numbers, names))
         self._set_ways()
 
     def heal(self, *names: str, network: int | None = None) -> None:
@@ -287,21 +287,23 @@ class World:
         """
         self._check_hosts(names)
         healed = self._numbers_of(network)
-        self._record_event(f"{', '.join(names or ['all hosts'])}: partitions healed{_on(network)}")
+        self._record_event(
+            f"{', '.join(names or ['all hosts'])}: partitions healed{_network_suffix(network)}"
+        )
         self._cut = {
             (number, one, other)
             for number, one, other in self._cut
             if number not in healed or (names and not {one, other} & set(names))
         }
-        self._apart -= set(product(healed, names or self.hosts))
+        self._partitioned -= set(product(healed, names or self.hosts))
         self._set_ways()
 
     def _check_hosts(self, names: Collection[str]) -> None:
         for name in names:
             if instance("each name", name, str, "the name of a host") not in self.hosts:
-                there = ", ".join(self.hosts)
+                known_hosts = ", ".join(self.hosts)
                 raise ValueError(
-                    f"host not found: {name!r} (hosts: {there}); call World.host to create it"
+                    f"host not found: {name!r} (hosts: {known_hosts}); call World.host to create it"
                 )
 
     def _numbers_of(self, network: int | None) -> range:
@@ -311,7 +313,7 @@ class World:
         return range(network, network + 1)
 
     def _is_cut(self, one: Host, other: Host, network: int = 0) -> bool:
-        planned = self._planned[network, one.name] + self._planned[network, other.name]
+        planned = self._planned_cuts[network, one.name] + self._planned_cuts[network, other.name]
         return (planned > 0 and one is not other) or (network, one.name, other.name) in self._cut
 
     def _latency(self, one: Host, other: Host) -> float:
@@ -343,12 +345,12 @@ class World:
         self._numbers += 1
         return self._numbers
 
-    def _elsewhere(self, make: Callable[[], T]) -> T:
+    def _without_switching(self, make: Callable[[], T]) -> T:
         """Call `make`. If it enters another machine, switch back to the current one."""
         try:
             return make()
         finally:
-            softdev.sim_enter(self._entered)
+            softdev.sim_enter(self._entered_machine)
 
     def _on_service_end(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -356,23 +358,24 @@ class World:
 
     def _run(self, done: Callable[[], bool], limit: float) -> None:
         """Process events until `done()` is true. Raises TimeLimitError after `limit` seconds."""
-        end = self._begun + round(limit * 1e9)
+        deadline = self._start_ns + round(limit * 1e9)
         while not done():
             if self._failure is not None:
                 raise self._failure
             machines = [host._machine for host in self.hosts.values()]
             due = [machine.next_due_time() for machine in machines]
-            first, event, fault_time = min(due), softdev.sim_next(), self._next_fault_time()
-            if first == event == fault_time == NEVER:
+            next_turn, next_event = min(due), softdev.sim_next()
+            fault_time = self._next_fault_time()
+            if next_turn == next_event == fault_time == NEVER:
                 raise StalledError(
                     "all programs are waiting and no event is pending; a simulation does not wait "
                     f"for other threads or processes:\n{self._waiting()}"
                 )
-            if min(first, event, fault_time) > end:
+            if min(next_turn, next_event, fault_time) > deadline:
                 raise TimeLimitError(
                     f"the simulation did not end within {limit} s:\n{self._waiting()}"
                 )
-            softdev.sim_run(min(first, fault_time))
+            softdev.sim_run(min(next_turn, fault_time))
             now = softdev.sim_now()
             if fault_time <= now:
                 self._apply_due_faults()
@@ -380,11 +383,11 @@ class World:
             ready = [
                 machine
                 for machine, when in zip(machines, due, strict=True)
-                if when <= now or (machine.program.has_input and machine.next_due_time() <= now)
+                if when <= now or (machine.sim_state.has_input and machine.next_due_time() <= now)
             ]
             if ready:
                 machine = self.random.choice(ready)
-                self._entered = machine.number
+                self._entered_machine = machine.number
                 machine.turn()
                 self._turns += 1
                 if self._turns % TURNS_PER_COLLECTION == 0:
@@ -393,7 +396,7 @@ class World:
     def _waiting(self) -> str:
         """Describe the waiting tasks of all hosts, except for idle servers."""
         machines = [host._machine for host in self.hosts.values() if host.alive]
-        texts = [text for it in machines if (text := waiting(it.loop, it.is_idle))]
+        texts = [text for it in machines if (text := describe_waiting_tasks(it.loop, it.is_idle))]
         return "\n".join(texts) or "only idle servers"
 
     # ---- faults, and the end -------------------------------------------------------------
@@ -401,8 +404,8 @@ class World:
     def _apply_due_faults(self) -> None:
         """End the planned faults that have expired, and begin the faults that are due."""
         now = softdev.sim_now()
-        while self._ends and self._device_time(self._ends[0][0]) <= now:
-            _, _, ended, end = heappop(self._ends)
+        while self._fault_ends and self._device_time(self._fault_ends[0][0]) <= now:
+            _, _, ended, end = heappop(self._fault_ends)
             end()
             logger.info("fault ends: %s", ended)
         while (due := self._next_fault) and self._device_time(due[0]) <= now:
@@ -410,16 +413,16 @@ class World:
             if fault := due[1](alive):
                 end = self._begin_fault(fault)
                 self._record_event(fault)
-                heappush(self._ends, (fault.end, self._next_number(), fault, end))
+                heappush(self._fault_ends, (fault.end, self._next_number(), fault, end))
             self._next_fault = next(self._fault_schedule, None)
 
     def _next_fault_time(self) -> int:
-        times = [entry[0] for entry in (*self._ends[:1], self._next_fault) if entry]
+        times = [entry[0] for entry in (*self._fault_ends[:1], self._next_fault) if entry]
         return self._device_time(min(times, default=math.inf))
 
     def _device_time(self, when: float) -> int:
         """Convert a fault's time in seconds to nanoseconds of the devices' clock."""
-        return self._begun + math.ceil(when * 1e9) if when <= MAX_TIME_OR_RATE else NEVER
+        return self._start_ns + math.ceil(when * 1e9) if when <= MAX_TIME_OR_RATE else NEVER
 
     def _begin_fault(self, fault: Fault) -> Callable[[], object]:
         """Begin a fault, and return the function that ends it."""
@@ -442,7 +445,7 @@ class World:
 
         def change(count: int) -> None:
             for network in cut:
-                self._planned[network, host.name] += count
+                self._planned_cuts[network, host.name] += count
             self._set_ways()
 
         change(1)
@@ -462,7 +465,7 @@ class World:
         note = f"simulate(seed={self.seed}), at {self.now:.6f} s, trace {self.trace}"
         plan = self._plan
         if plan.exactly is not None or plan._rates:
-            note += f"\nfaults: {plan._counts(self.faults, self.now)}"
+            note += f"\nfaults: {plan._describe_counts(self.faults, self.now)}"
         left_out = max(0, len(self._timeline) - MAX_LINES)
         lines = [
             f"{it}" if isinstance(it, Fault) else f"{when:.2f} s: {it}"
@@ -591,12 +594,12 @@ def simulate(
         if seeds is not None:
             raise TypeError("seed and seeds cannot be combined")
         return run(plan, integer("seed", seed), rerun_command())
-    given = None if seeds is None else _list_of(seeds)
+    given = None if seeds is None else _check_seeds(seeds)
     if several := seeds_from_environment() or given:
         done = _search(run, plan, several, stop)
         return run(plan, several[0]) if seeds is None else done
     drawn = random.SystemRandom().getrandbits(32)
-    return run(plan, drawn, _again(drawn))
+    return run(plan, drawn, _rerun_with_seed(drawn))
 
 
 def _check_main(main: object) -> None:
@@ -619,12 +622,12 @@ def _check_programs(hosts: object) -> None:
         check_program(program, (), where, "no arguments", hint)
 
 
-def _list_of(seeds: object) -> list[int]:
+def _check_seeds(seeds: object) -> list[int]:
     if not isinstance(seeds, Iterable) or isinstance(seeds, str | bytes):
         hint = f"write range({seeds})" if isinstance(seeds, int) and seeds > 0 else ""
         raise TypeError(refusal("seeds", "several ints, such as range(1000)", seeds, hint))
-    if given := [integer("each seed", it) for it in seeds]:
-        return given
+    if checked_seeds := [integer("each seed", it) for it in seeds]:
+        return checked_seeds
     raise ValueError("seeds must not be empty; pass several, such as range(1000)")
 
 
@@ -633,7 +636,7 @@ def _check_network(number: int, devices: int) -> None:
         raise ValueError(f"network {number} requires simulate(devices={number + 1})")
 
 
-def _again(seed: int) -> str:
+def _rerun_with_seed(seed: int) -> str:
     return f"{VARIABLE}={seed} {rerun_command()}" if rerun_command() else ""
 
 
@@ -647,30 +650,30 @@ def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop
         with patch.dict(os.environ, {process.LOG: ""}):  # only the final run writes the log
             try:
                 run(plan, seed)
-            except STOPS:
+            except ENDING_EXCEPTIONS:
                 raise
             except BaseException as error:
                 return error.with_traceback(None)
         return None
 
-    done = run_seeds(attempt, seeds, stop)
-    if not (stop and done.failed):
-        return done
-    [(seed, text)] = done.failed.items()
-    had: list[Fault] = []
+    results = run_seeds(attempt, seeds, stop)
+    if not (stop and results.failed):
+        return results
+    [(seed, text)] = results.failed.items()
+    begun_faults: list[Fault] = []
     try:
-        run(plan, seed, _again(seed), had)
-    except STOPS:
+        run(plan, seed, _rerun_with_seed(seed), begun_faults)
+    except ENDING_EXCEPTIONS:
         raise
     except BaseException as error:
         kind, plan = type(error), replace(plan, at_least=0)
         kept = minimize_faults(
-            lambda few: type(attempt(seed, replace(plan, exactly=few))) is kind, had
+            lambda subset: type(attempt(seed, replace(plan, exactly=subset))) is kind, begun_faults
         )
-        if had:
+        if begun_faults:
             error.add_note(
-                f"replay with {len(kept)} of {len(had)} faults: simulate(..., seed={seed}, "
-                f"faults=dataclasses.replace(plan, exactly={kept}))"
+                f"replay with {len(kept)} of {len(begun_faults)} faults: simulate(..., "
+                f"seed={seed}, faults=dataclasses.replace(plan, exactly={kept}))"
             )
         raise
     raise RuntimeError(
@@ -686,12 +689,12 @@ def _run(
     limit: float,
     plan: FaultPlan,
     seed: int,
-    again: str = "",
-    had: list[Fault] | None = None,
+    rerun: str = "",
+    begun_faults: list[Fault] | None = None,
 ) -> T:
-    """Run one simulation, and append its faults to `had`.
+    """Run one simulation, and append its faults to `begun_faults`.
 
-    If it fails, the error gets a note with `again`, the command that repeats the run.
+    If it fails, the error gets a note with `rerun`, the command that repeats the run.
     """
     if not _simulates.acquire(blocking=False):
         raise BusyError("this process is already running a simulation")
@@ -709,12 +712,12 @@ def _run(
         try:
             result = _simulate(world, main, hosts, limit)
         except BaseException as error:
-            if again:
-                error.add_note(f"repeat: {again}")
+            if rerun:
+                error.add_note(f"repeat: {rerun}")
             raise
         finally:
-            if had is not None:
-                had += world.faults
+            if begun_faults is not None:
+                begun_faults += world.faults
             world._close()
     return result
 
@@ -725,26 +728,26 @@ def _end_devices() -> None:
 
 
 def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
-    here = world.host(MAIN)._machine
+    main_machine = world.host(MAIN)._machine
     for name in hosts:
         world.host(name)
     for name, program in hosts.items():
         world.host(name).serve(program)
-    task = here.start(main, (world,))
+    task = main_machine.start(main, (world,))
     try:
         world._run(task.done, limit)
         result = task.result()
-        if never := world._plan._names - world.hosts.keys():
-            names, there = ", ".join(sorted(never)), ", ".join(world.hosts)
+        if missing := world._plan._names - world.hosts.keys():
+            names, known_hosts = ", ".join(sorted(missing)), ", ".join(world.hosts)
             raise ValueError(
-                f"the FaultPlan names hosts that never booted: {names} (hosts: {there})"
+                f"the FaultPlan names hosts that never booted: {names} (hosts: {known_hosts})"
             )
         if world._plan._rates and len(world.hosts) == 1:
             raise ValueError(
                 f"the FaultPlan has no effect: faults do not affect {MAIN!r}, the only host"
             )
         if (begun := len(world.faults)) < world._plan.at_least:
-            counts = world._plan._counts(world.faults, world.now)
+            counts = world._plan._describe_counts(world.faults, world.now)
             raise AssertionError(
                 f"the number of faults, {begun}, is below at_least={world._plan.at_least}: {counts}"
             )

@@ -476,12 +476,12 @@ def parse(line: str) -> Record:
     if cls is None:
         raise ValueError(f"unknown record type {name!r}")
     values: dict[str, Any] = {}
-    for name, needed, check, what in _FIELDS[cls]:
+    for name, is_required, check, expected in _FIELDS[cls]:
         if name in found:
             value = found[name]
             if not check(value):
-                raise ValueError(f"{name} must be {what}, not {value!r}")
+                raise ValueError(f"{name} must be {expected}, not {value!r}")
             values[name] = tuple(value) if isinstance(value, list) else value
-        elif needed:
+        elif is_required:
             raise ValueError(f"missing field {name}")
     return cls(**values)

@@ -45,17 +45,18 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
         TraceFormatError: If ``data`` is not a valid trace. The message contains ``path``.
     """
     lines = data.decode(errors="replace").split("\n")
-    torn = lines.pop()  # the text after the last newline
+    incomplete_line = lines.pop()  # the text after the last newline
     runs: list[Run] = []
-    ended: set[int] = set()  # keys that have ended in this run
-    problem: TraceFormatError | None = None  # problem of the previous line
+    ended_keys: set[int] = set()  # keys that have ended in this run
+    pending_error: TraceFormatError | None = None  # error of the previous line
     for number, line in enumerate(lines, 1):
         try:
             record = parse(line)
         except ValueError as error:
-            if problem:
-                raise problem from None
-            problem = TraceFormatError(str(error), path, number)
+            if pending_error:
+                raise pending_error from None
+            # Only a header in the next line can excuse this one, as an incomplete last line.
+            pending_error = TraceFormatError(str(error), path, number)
             continue
         if isinstance(record, Header):
             if record.version != VERSION:
@@ -63,38 +64,38 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
                     f"schema version {record.version} is not supported; this aiordma reads version "
                 )
                 raise TraceFormatError(f"{text}{VERSION}", path, number)
-            if problem and runs:  # a later process continued after an incomplete line
+            if pending_error and runs:  # a later process continued after an incomplete line
                 runs[-1].torn = True
-                problem = None
-        if problem:
-            raise problem
+                pending_error = None
+        if pending_error:
+            raise pending_error
         if isinstance(record, Header):
             runs.append(Run(record))
-            ended.clear()
+            ended_keys.clear()
         elif not runs:
             raise TraceFormatError("the file does not start with a trace header", path, number)
         elif runs[-1].end:
             raise TraceFormatError("found a record after the end of the run", path, number)
         else:
-            runs[-1].records.append(_with_reason(record, ended))
-    if problem or not runs:
-        raise problem or TraceFormatError("the file contains no trace", path, 1)
-    runs[-1].torn |= bool(torn)
+            runs[-1].records.append(_refine_reason(record, ended_keys))
+    if pending_error or not runs:
+        raise pending_error or TraceFormatError("the file contains no trace", path, 1)
+    runs[-1].torn |= bool(incomplete_line)
     return runs
 
 
-def _with_reason(record: Record, ended: set[int]) -> Record:
+def _refine_reason(record: Record, ended_keys: set[int]) -> Record:
     """Return the record, with the reason KEY replaced by ENDED if the key used to be valid.
 
     The device reports KEY for unknown keys and for keys that have ended.
     """
     match record:
         case RegisteredMR():
-            ended.discard(record.key)
+            ended_keys.discard(record.key)
         case KeyEnded():
-            ended.add(record.key)
+            ended_keys.add(record.key)
         case AccessRefused(reason="KEY", rkey=key) | Completion(reason="KEY", lkey=key):
-            if key in ended:
+            if key in ended_keys:
                 return replace(record, reason="ENDED")
     return record
 

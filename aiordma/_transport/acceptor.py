@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from .. import verbs
 from .._core.handshake import Hello
@@ -37,7 +37,7 @@ from .admission_control import (
 from .auth import Security, new_ticket_validator
 from .connection import Connection
 from .endpoint import max_rails
-from .inspection import OnRequest, Way, inspect_connection, refuse
+from .inspection import ConnectionMethod, OnRequest, inspect_connection, refuse
 
 if TYPE_CHECKING:
     from .._core.admission import TicketValidator
@@ -57,44 +57,47 @@ def refusal_text(error: BaseException) -> str:
 
 
 def packed_refusal(error: BaseException) -> bytes:
-    return pack_refusal(refusal_text(error), of_key=isinstance(error, AuthenticationError))
+    return pack_refusal(refusal_text(error), key_missing=isinstance(error, AuthenticationError))
 
 
 class ConnectionLimits:
     """The limits on the connections of one listener, in total and per host."""
 
     def __init__(self, config: Config) -> None:
-        self._most = config.max_connections
-        self._most_per_host = config.max_connections_per_host
-        self._reserved: Counter[str] = Counter()
+        self._max_connections = config.max_connections
+        self._max_per_host = config.max_connections_per_host
+        self._reserved_places: Counter[str] = Counter()
 
     def check(self, host: str) -> None:
         """Raise ConnectionLimitError if this host may not have another connection."""
-        if self._most is not None and self._reserved.total() >= self._most:
+        if (
+            self._max_connections is not None
+            and self._reserved_places.total() >= self._max_connections
+        ):
             raise ConnectionLimitError(
-                f"the listener has reached its limit of {self._most} connections "
+                f"the listener has reached its limit of {self._max_connections} connections "
                 f"(set by Config.max_connections)"
             )
-        if self._most_per_host is not None and self._reserved[host] >= self._most_per_host:
+        if self._max_per_host is not None and self._reserved_places[host] >= self._max_per_host:
             raise ConnectionLimitError(
-                f"the listener has reached its limit of {self._most_per_host} connections from "
+                f"the listener has reached its limit of {self._max_per_host} connections from "
                 f"{host} (set by Config.max_connections_per_host)"
             )
 
     def reserve(self, host: str) -> None:
         self.check(host)
-        self._reserved[host] += 1
+        self._reserved_places[host] += 1
 
     def release(self, host: str) -> None:
-        self._reserved[host] -= 1
-        if not self._reserved[host]:
-            del self._reserved[host]
+        self._reserved_places[host] -= 1
+        if not self._reserved_places[host]:
+            del self._reserved_places[host]
 
 
 class Request(Protocol):
     """A peer's connection request. Each connection method implements this protocol."""
 
-    via: Way
+    via: ConnectionMethod
 
     @property
     def peer_address(self) -> Address | None:
@@ -149,11 +152,11 @@ class Handshake:
     request: Request
     peer: str | None  # saved because the address may be unknown after a failure
     host: str
-    share: FairShare[Handshake]
+    table: FairShare[Handshake]
     place: Place
     task: asyncio.Task[object] | None = None
     begun: bool = False
-    dropped: RDMAError | None = None
+    eviction_error: RDMAError | None = None
 
 
 class Acceptor:
@@ -188,13 +191,13 @@ class Acceptor:
             new_ticket_validator(key) if key is not None else None
         )
         """Checks the tickets of connection manager requests. None without a key."""
-        most = max_places(config.max_handshakes)
-        self._strangers: FairShare[Handshake] = FairShare(most)
-        self._in_band: FairShare[Handshake] = FairShare(most, proved=True)
+        max_handshakes = max_places(config.max_handshakes)
+        self._unknown_peers: FairShare[Handshake] = FairShare(max_handshakes)
+        self._in_band: FairShare[Handshake] = FairShare(max_handshakes, trusted=True)
         self._handshakes: dict[asyncio.Task[object], Handshake] = {}
 
     def admit(
-        self, request: Request, *, in_band: bool = False, time: TimeShare | None = None
+        self, request: Request, *, in_band: bool = False, time_share: TimeShare | None = None
     ) -> None:
         """Start the handshake in a task.
 
@@ -206,22 +209,22 @@ class Acceptor:
             in_band: Whether the request arrived over an existing connection. In-band requests have
                 separate places, so that they and unknown peers cannot block each other. If no
                 place is free, the peer falls back to a socket.
-            time: The time share to charge for the handshake's task, if any. The caller must charge
-                the time that this call takes.
+            time_share: The time share to charge for the handshake's task, if any. The caller must
+                charge the time that this call takes.
         """
-        share = self._in_band if in_band else self._strangers
+        table = self._in_band if in_band else self._unknown_peers
         address = request.peer_address
         peer = host_port(address) if address else None
         networks = networks_of(address[0]) if address else ("",)
-        host = networks[-1]
-        began = time.now() if time is not None else 0.0
+        host = networks[-1]  # the smallest network, which is treated as one host
+        began = time_share.now() if time_share is not None else 0.0
         try:
             self._check_open(host, in_band=in_band)
             if not request.has_ticket(self):
-                return
-            evicted = share.make_room(networks)
+                return  # it has sent a challenge, and the peer answers with a new request
+            evicted = table.make_room(networks)
         except NoRoomError:
-            error = BusyError(f"too many handshakes are in progress ({limit_text(share.limit)})")
+            error = BusyError(f"too many handshakes are in progress ({limit_text(table.limit)})")
             self._give_up(request, peer, error, "rejected")
             return
         except RDMAError as error:
@@ -229,18 +232,19 @@ class Acceptor:
             self._give_up(request, peer, error, "rejected")
             return
         if evicted is not None:
-            limit = limit_text(share.limit)
+            limit = limit_text(table.limit)
             why = f"the handshake was dropped to make room for a newer one ({limit})"
             self._evict(evicted, BusyError(why))
-        handshake = Handshake(request, peer, host, share, Place(host, self._limits))
-        share.add(handshake, networks)
-        serving = self._serve(handshake)
-        work = serving if time is None else Timed(time, serving, time.now() - began)
-        handshake.task = task = background(self._loop, work)
+        handshake = Handshake(request, peer, host, table, Place(host, self._limits))
+        table.add(handshake, networks)
+        serving: Coroutine[Any, Any, bool] = self._serve(handshake)
+        if time_share is not None:
+            serving = Timed(time_share, serving, time_share.now() - began)
+        handshake.task = task = background(self._loop, serving)
         self._handshakes[task] = handshake
         task.add_done_callback(self._handshakes.pop)
 
-    def takes_rails(self, peer: Hello) -> bool:
+    def will_use_rails(self, peer: Hello) -> bool:
         """Return whether a connection to this peer will have several rails."""
         return peer.rails and max_rails(self.config, self.devices) > 1
 
@@ -260,7 +264,7 @@ class Acceptor:
             raise ConnectionClosedError("the listener is closed")
         if in_band or self.security.auth is None:
             return
-        wait = self._failures.wait(host, self._loop.time())
+        wait = self._failures.wait_time(host, self._loop.time())
         if wait:
             if self._failures.first_report(host):
                 logger.warning(
@@ -270,15 +274,17 @@ class Acceptor:
                 f"too many handshakes have used a wrong key; try again in {wait:.1f} seconds"
             )
 
-    def _give_up(self, request: Request, peer: str | None, error: BaseException, how: str) -> None:
-        logger.info("%r %s: %r", request, how, error)
+    def _give_up(
+        self, request: Request, peer: str | None, error: BaseException, outcome: str
+    ) -> None:
+        logger.info("%r %s: %r", request, outcome, error)
         observation.connection_failed(peer, error, accepted=True)
         request.give_up(error)
 
     def _evict(self, handshake: Handshake, error: RDMAError) -> None:
         """Cancel a handshake, and free its places without waiting for its task to end."""
-        handshake.dropped = error
-        handshake.share.remove(handshake)
+        handshake.eviction_error = error
+        handshake.table.remove(handshake)
         handshake.place.release()
         if not handshake.begun:  # otherwise, its task does this
             self._give_up(handshake.request, handshake.peer, error, "dropped")
@@ -289,38 +295,40 @@ class Acceptor:
         """Run a handshake. Returns whether its connection was admitted."""
         handshake.begun = True
         request = handshake.request
-        limit = self._loop.time() + self.config.handshake_timeout
+        deadline = self._loop.time() + self.config.handshake_timeout
         try:
             try:
-                async with asyncio.timeout_at(limit):
+                async with asyncio.timeout_at(deadline):
                     connection = await request.handshake(self)
             except TimeoutError as error:
-                limited = f"Config.handshake_timeout, {self.config.handshake_timeout:g} seconds"
-                raise TimeoutError(f"the handshake took longer than {limited}") from error
+                limit_name = f"Config.handshake_timeout, {self.config.handshake_timeout:g} seconds"
+                raise TimeoutError(f"the handshake took longer than {limit_name}") from error
         except BaseException as error:
             self._count_failure(handshake.host, error)
             handshake.place.release()
-            self._give_up(request, handshake.peer, handshake.dropped or error, "failed")
-            if not isinstance(handshake.dropped or error, (RDMAError, OSError)):
+            self._give_up(request, handshake.peer, handshake.eviction_error or error, "failed")
+            if not isinstance(handshake.eviction_error or error, (RDMAError, OSError)):
                 raise
             return False
         else:
             if self.security.auth is not None:
                 self._failures.record_success(handshake.host)
-                handshake.share.remove(handshake)  # new peers can no longer evict it
-            admitted = await self._is_admitted(connection, handshake, limit)
+                handshake.table.remove(handshake)  # new peers can no longer evict it
+            admitted = await self._admit_connection(connection, handshake, deadline)
             if admitted:
                 connection._begin(accepted=True)
                 self._deliver(connection)
             return admitted
         finally:
-            handshake.share.remove(handshake)
+            handshake.table.remove(handshake)
             handshake.task = None  # the frames of its cancellation error refer to this object
 
-    async def _is_admitted(
-        self, connection: Connection, handshake: Handshake, limit: float
+    async def _admit_connection(
+        self, connection: Connection, handshake: Handshake, deadline: float
     ) -> bool:
-        """Return whether a place is available and the application accepts the connection.
+        """Reserve a place, and ask the application to accept the connection.
+
+        Returns whether both have succeeded.
 
         If a connection limit has been reached, the peer is notified. Any other error means that the
         connection is broken, so the reason cannot be sent.
@@ -329,7 +337,7 @@ class Acceptor:
         try:
             handshake.place.reserve()
             return on_request is None or await inspect_connection(
-                connection, via, on_request, limit
+                connection, via, on_request, deadline
             )
         except (RDMAError, OSError) as error:
             logger.info("%r rejected: %r", handshake.request, error)
@@ -355,7 +363,7 @@ class Acceptor:
         Raises:
             ConnectionLimitError: If a connection limit has been reached.
         """
-        handshake = self._running()
+        handshake = self._current_handshake()
         if self.security.auth is None:
             handshake.place.reserve()
         else:
@@ -368,9 +376,9 @@ class Acceptor:
         Raises:
             ConnectionLimitError: If a connection limit has been reached.
         """
-        self._running().place.reserve()
+        self._current_handshake().place.reserve()
 
-    def _running(self) -> Handshake:
+    def _current_handshake(self) -> Handshake:
         return self._handshakes[cast("asyncio.Task[object]", asyncio.current_task())]
 
     def cancel(self) -> None:

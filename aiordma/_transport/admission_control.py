@@ -117,23 +117,24 @@ class FairShare(Generic[T]):
     peer may be evicted. The choice is random, because an honest client would otherwise lose its
     place as soon as `limit` other peers arrive during its handshake.
 
-    `proved` is set for peers that have already completed a handshake. They are evicted only for a
+    `trusted` is set for peers that have already completed a handshake. They are evicted only for a
     peer of another network, and only if their own network exceeds its share.
     """
 
     def __init__(
-        self, limit: int, *, proved: bool = False, draw: Callable[[int], int] = random.randrange
+        self, limit: int, *, trusted: bool = False, draw: Callable[[int], int] = random.randrange
     ) -> None:
         """Create an empty table. `draw(n)` returns a random integer from 0 to n - 1."""
         self.limit = limit
-        self._proved = proved
+        self._trusted = trusted
         self._draw = draw
         self._share = max(1, limit // SHARE)
         self._networks_of: dict[T, Networks] = {}
         # Each key lists nested networks, from the largest one to the network itself. The key ()
         # stands for all networks. The peers of a network are ordered from oldest to newest.
         self._peers: dict[Networks, dict[T, None]] = {(): {}}
-        self._full: dict[Networks, None] = {}  # networks with at least a full share, except ()
+        # The networks with at least a full share, except ().
+        self._full_networks: dict[Networks, None] = {}
 
     def __len__(self) -> int:
         return len(self._networks_of)
@@ -151,17 +152,17 @@ class FairShare(Generic[T]):
         if len(self) < self.limit:
             return None
 
-        def size(network: Networks) -> int:
+        def size_with_new_peer(network: Networks) -> int:
             return len(self._peers[network]) + (networks[: len(network)] == network)
 
         fullest: Networks = ()
         while inner := [
             network
-            for network in self._full
-            if network[:-1] == fullest and size(network) > self._share
+            for network in self._full_networks
+            if network[:-1] == fullest and size_with_new_peer(network) > self._share
         ]:
-            fullest = max(inner, key=size)
-        if self._proved and networks[: len(fullest)] == fullest:
+            fullest = max(inner, key=size_with_new_peer)
+        if self._trusted and networks[: len(fullest)] == fullest:
             raise NoRoomError
         peers = self._peers[fullest]
         evicted = next(islice(peers, self._draw(len(peers)), None))
@@ -176,7 +177,7 @@ class FairShare(Generic[T]):
             peers = self._peers.setdefault(network, {})
             peers[peer] = None
             if depth and len(peers) >= self._share:
-                self._full[network] = None
+                self._full_networks[network] = None
 
     def remove(self, peer: T) -> None:
         """Remove a peer, if it is still in the table."""
@@ -188,7 +189,7 @@ class FairShare(Generic[T]):
             peers = self._peers[network]
             del peers[peer]
             if len(peers) < self._share:
-                self._full.pop(network, None)
+                self._full_networks.pop(network, None)
             if depth and not peers:
                 del self._peers[network]
 
@@ -214,10 +215,10 @@ class _SilentSocket:
         self._socket = accepted
         self._when_readable = when_readable
         self._inode = fork.add_socket(accepted.fileno())
-        self._watch = Watch(accepted.fileno(), self._readable)
+        self._watch = Watch(accepted.fileno(), self._on_readable)
         self._timer = asyncio.get_running_loop().call_later(sockets.timeout, self.close)
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
         self._stop()
         self._when_readable()
 
@@ -271,7 +272,7 @@ class SilentSockets:
 
 
 @dataclass
-class Bucket:
+class TokenBucket:
     """A token bucket whose debt is limited to `burst` tokens."""
 
     burst: int
@@ -285,7 +286,7 @@ class Bucket:
         self.full_at = max(self.full_at, now) + 1 / self.rate
         self.full_at = min(self.full_at, now + 2 * self.burst / self.rate)
 
-    def wait(self, now: float) -> float:
+    def wait_time(self, now: float) -> float:
         """Return the number of seconds until a token is available."""
         return max(0.0, self.full_at - now - (self.burst - 1) / self.rate)
 
@@ -294,10 +295,10 @@ class FailureLimit:
     """The limit on failed handshakes of one listener. `now` is the loop time in seconds."""
 
     def __init__(self, now: float) -> None:
-        self._hosts: OrderedDict[str, Bucket] = OrderedDict()  # hosts with recent failures
-        self._total = Bucket(TOTAL_BURST, TOTAL_RATE, now)
+        self._hosts: OrderedDict[str, TokenBucket] = OrderedDict()  # hosts with recent failures
+        self._total = TokenBucket(TOTAL_BURST, TOTAL_RATE, now)
 
-    def wait(self, host: str, now: float) -> float:
+    def wait_time(self, host: str, now: float) -> float:
         """Return the number of seconds until peers of this host are admitted again, or 0."""
         bucket = self._hosts.get(host)
         if bucket is None:
@@ -305,12 +306,12 @@ class FailureLimit:
         if bucket.full_at <= now:
             del self._hosts[host]
             return 0.0
-        return max(bucket.wait(now), self._total.wait(now))
+        return max(bucket.wait_time(now), self._total.wait_time(now))
 
     def record_failure(self, host: str, now: float) -> None:
         bucket = self._hosts.get(host)
         if bucket is None:
-            bucket = self._hosts[host] = Bucket(HOST_BURST, HOST_RATE, now)
+            bucket = self._hosts[host] = TokenBucket(HOST_BURST, HOST_RATE, now)
             if len(self._hosts) > MAX_HOSTS:
                 self._hosts.popitem(last=False)
         self._hosts.move_to_end(host)

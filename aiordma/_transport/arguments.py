@@ -102,7 +102,7 @@ def check_config(config: object) -> None:
 
 
 # The connection manager derives these values from the route, and its API cannot set them.
-NOT_BY_CM = {
+UNSUPPORTED_BY_CM = {
     "path_mtu": "the route gives it",
     "gid_index": "pass a source address as source=",
     "pkey": "the network interface of the address gives it",
@@ -121,14 +121,14 @@ def check_options(via: str, config: Config) -> None:
     check_config(config)
     if via != "cm":
         return
-    for name, instead in NOT_BY_CM.items():
+    for name, instead in UNSUPPORTED_BY_CM.items():
         if getattr(config, name) is not None:
             raise ValueError(
                 f'Config.{name} is not supported with via="cm": {instead}; use via="tcp"'
             )
 
 
-def remote_memory(memory: object, wanted: type[T]) -> T:
+def check_remote_memory(memory: object, wanted: type[T]) -> T:
     """Return `memory` if it refers to the peer's memory, and raise TypeError otherwise."""
     if isinstance(memory, wanted):
         return memory

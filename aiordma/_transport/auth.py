@@ -77,7 +77,7 @@ class Security:
         """Whether unencrypted operations on memory are allowed on an encrypted connection."""
         return self.encrypt == "messages"
 
-    def agree(self, peer: Hello, address: Address | None = None) -> None:
+    def check_compatible(self, peer: Hello, address: Address | None = None) -> None:
         """Check that both sides have the same requirements.
 
         Args:
@@ -100,7 +100,7 @@ class Security:
         here, there = self._encrypts, (peer.encrypts, peer.memory_in_clear)
         if here != there:
             raise AuthenticationError(
-                f"the peer {_ENCRYPTS[there]}, but this side {_ENCRYPTS[here]}: "
+                f"the peer {_ENCRYPTION_TEXTS[there]}, but this side {_ENCRYPTION_TEXTS[here]}: "
                 f"pass the same encrypt= on both sides"
             )
 
@@ -109,7 +109,7 @@ class Security:
         return bool(self.encrypt), self.memory_in_clear
 
 
-_ENCRYPTS = {
+_ENCRYPTION_TEXTS = {
     (False, False): "does not encrypt",
     (False, True): "does not encrypt",
     (True, False): "encrypts (encrypt=True)",
@@ -124,8 +124,8 @@ def new_ticket(key: bytes, challenge: bytes, offer: bytes) -> bytes:
     """Return a client's ticket for `offer`. Raises ProtocolError if the challenge is invalid."""
     from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
 
-    asked = admission.Challenge.unpack(challenge)
-    return admission.ticket(key, asked, offer, os.urandom(admission.SALT_SIZE))
+    unpacked = admission.Challenge.unpack(challenge)
+    return admission.ticket(key, unpacked, offer, os.urandom(admission.SALT_SIZE))
 
 
 def new_ticket_validator(key: bytes) -> TicketValidator:
@@ -140,8 +140,8 @@ class KeyProof:
 
     `send` sends a control message. `done` completes when the peer has proved that it has the key.
     Until then, the peer may not send any other messages. With an `exchange`, the public keys of
-    both sides serve as nonces. Call `bind` before `control`. A client may call `begin` before
-    `bind`, when it does not know the peer's queue pair yet.
+    both sides serve as nonces. Call `bind` before `handle_control`. A client may call `begin`
+    before `bind`, when it does not know the peer's queue pair yet.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class KeyProof:
     ) -> None:
         from .._core import authentication  # noqa: PLC0415 - it loads OpenSSL
 
-        self._core = authentication
+        self._authentication = authentication
         self._key = key
         self._transcript = b""
         self._send = send
@@ -169,9 +169,9 @@ class KeyProof:
 
         In both `hellos` and `qp_nums`, this side's value comes first.
         """
-        here, there = (0, 1) if self._client else (1, 0)
-        self._transcript = self._core.transcript(
-            hellos[here], hellos[there], qp_nums[here], qp_nums[there]
+        client, server = (0, 1) if self._client else (1, 0)
+        self._transcript = self._authentication.transcript(
+            hellos[client], hellos[server], qp_nums[client], qp_nums[server]
         )
 
     def begin(self) -> None:
@@ -182,18 +182,18 @@ class KeyProof:
         assert self._peer_nonce is not None
         nonces = self._nonce, self._peer_nonce
         client, server = nonces if self._client else reversed(nonces)
-        return self._core.proof(self._key, role, client, server, self._transcript)
+        return self._authentication.proof(self._key, role, client, server, self._transcript)
 
-    def _take_nonce(self, nonce: bytes) -> None:
+    def _set_peer_nonce(self, nonce: bytes) -> None:
         self._peer_nonce = nonce
         if self._exchange is not None:
             self._exchange.agree(self._key, nonce, self._transcript, client=self._client)
 
-    def _check(self, role: str, given: bytes) -> None:
-        if not self._core.is_valid_proof(self._proof(role), given):
+    def _check_proof(self, role: str, proof: bytes) -> None:
+        if not self._authentication.is_valid_proof(self._proof(role), proof):
             raise AuthenticationError("the peer does not have the key given as auth=")
 
-    def control(self, message: protocol.Message) -> None:
+    def handle_control(self, message: protocol.Message) -> None:
         """Process a message from the peer.
 
         Raises:
@@ -202,18 +202,18 @@ class KeyProof:
         """
         match message:
             case protocol.AuthHello() if not self._client and self._peer_nonce is None:
-                self._take_nonce(message.nonce)
+                self._set_peer_nonce(message.nonce)
                 self._send(protocol.AuthAnswer(0, self._nonce, self._proof("server")))
             case protocol.AuthAnswer() if self._client and not self.done.done():
-                self._take_nonce(message.nonce)
-                self._check("server", message.proof)
+                self._set_peer_nonce(message.nonce)
+                self._check_proof("server", message.proof)
                 self._send(protocol.AuthProof(0, self._proof("client")))
                 if not self.done.done():  # sending may have ended the connection
                     self.done.set_result(None)
             case protocol.AuthProof() if (
                 not self._client and self._peer_nonce is not None and not self.done.done()
             ):
-                self._check("client", message.proof)
+                self._check_proof("client", message.proof)
                 self.done.set_result(None)
             case _:
                 raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")

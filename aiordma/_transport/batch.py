@@ -20,7 +20,7 @@ from .._event_loop.futures import settle
 from ..errors import BufferStateError
 from ..mr_pool import Buffer, LocalMemory
 from ..verbs._memory.buffers import AnyMemory
-from .arguments import remote_memory
+from .arguments import check_remote_memory
 from .memory import Memory, UserMemory
 from .remote_memory import Remote, RemoteMemory
 
@@ -71,7 +71,7 @@ class Batch(BatchOfTransfers, AsyncContext):
         self, memory: LocalMemory | AnyMemory, remote: Remote, target: bool
     ) -> LocalMemory:
         self._check_collecting()
-        remote_memory(remote, RemoteMemory)
+        check_remote_memory(remote, RemoteMemory)
         if isinstance(memory, LocalMemory):
             return memory
         registered = UserMemory(self._memory, memory, target=target)
@@ -98,7 +98,7 @@ class Batch(BatchOfTransfers, AsyncContext):
         self, kind: OperationKind, target: Remote, compare_add: int, swap: int
     ) -> asyncio.Future[int]:
         chain = self._check_collecting()
-        remote_memory(target, RemoteMemory)
+        check_remote_memory(target, RemoteMemory)
         old = self._held.enter_context(self._memory.pool.alloc(ATOMIC_SIZE))
         chain.atomic(kind, old, target, compare_add, swap)
         future = self._queue.table.wakeups.loop.create_future()

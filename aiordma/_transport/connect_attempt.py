@@ -29,7 +29,7 @@ class Target:
     """The peer to connect to, and the options of the connection."""
 
     devices: tuple[verbs.Device, ...]
-    only: tuple[str, ...] | None
+    allowed_devices: tuple[str, ...] | None
     """The names of the only devices that may be used, or None for any."""
     address: Address
     source: Address | None
@@ -87,7 +87,7 @@ class ConnectAttempt(Generic[E]):
         assert self._connection is not None
         return self._connection
 
-    def make(self, on_closed: Callable[[], None] | None = None) -> None:
+    def create_connection(self, on_closed: Callable[[], None] | None = None) -> None:
         """Create the connection, except for the parts that depend on the peer.
 
         `on_closed` is called when the connection has ended or the attempt has failed.
@@ -109,7 +109,9 @@ class ConnectAttempt(Generic[E]):
         proof.begin()
         return proof
 
-    async def prove(self, link: TCPLink, proof: KeyProof, peer: Hello, peer_qp_num: int) -> None:
+    async def finish_proof(
+        self, link: TCPLink, proof: KeyProof, peer: Hello, peer_qp_num: int
+    ) -> None:
         """Finish the key proof on the socket before the queue pairs are connected.
 
         Raises:
@@ -121,7 +123,7 @@ class ConnectAttempt(Generic[E]):
                 message = await link.read_control()
                 if isinstance(message, protocol.Goodbye):
                     raise AuthenticationError(NOT_THE_SAME_KEY)
-                proof.control(message)
+                proof.handle_control(message)
         except AuthenticationError as error:
             link.send_control(
                 protocol.Goodbye(0, protocol.GoodbyeCode.NOT_AUTHENTICATED, str(error))
@@ -144,7 +146,7 @@ class ConnectAttempt(Generic[E]):
             client: Whether this is the connecting side.
         """
         connection = self.connection
-        self.link.established(weakly(connection._disconnected))
+        self.link.established(weakly(connection._on_disconnected))
         await connection._start(self.link, peer, devices, client=client)
         return connection
 

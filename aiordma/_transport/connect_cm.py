@@ -21,7 +21,7 @@ from typing import Never
 
 from .. import cm
 from .._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, HELLO_SIZE, TICKET_SIZE, Hello
-from .._core.refusal import is_of_key, unpack_refusal
+from .._core.refusal import is_missing_key_refusal, unpack_refusal
 from .._event_loop.driver import Driver, EventDriver, RequestDriver
 from .._event_loop.id_events import ENDED, IdEvents, check_name, make_id
 from ..cm.address import Address
@@ -42,7 +42,7 @@ from .auth import NOT_THE_SAME_KEY, Security, new_ticket
 from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .endpoint import RailEndpoint, make_hello, route_errors
-from .inspection import Way
+from .inspection import ConnectionMethod
 from .lifecycle import NoLink
 
 logger = logging.getLogger("aiordma.cm")
@@ -118,7 +118,7 @@ def explained(error: ConnectionManagerError | None) -> RDMAError | None:
     data = error.private_data if isinstance(error, RejectedError) else b""
     if data.startswith(CHALLENGE_MAGIC):
         return ChallengedError(data[:CHALLENGE_SIZE], Hello.unpack(data[CHALLENGE_SIZE:]))
-    if is_of_key(data):
+    if is_missing_key_refusal(data):
         return AuthenticationError(NOT_THE_SAME_KEY)
     if isinstance(error, RejectedError) and (why := unpack_refusal(data)):
         return RejectedError(
@@ -164,33 +164,33 @@ def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> Ra
     return endpoint
 
 
-async def connect(to: Target) -> Connection:
+async def connect(target: Target) -> Connection:
     """Connect to a numeric address. The caller enforces the timeout."""
     challenge = b""
-    for left in reversed(range(TRIES)):
-        link = await _resolve(to)
+    for tries_left in reversed(range(TRIES)):
+        link = await _resolve(target)
         try:
-            if to.security.auth is not None and not challenge:
-                await _request_challenge(link, to)
-            return await _connect(link, to, challenge)
+            if target.security.auth is not None and not challenge:
+                await _request_challenge(link, target)
+            return await _connect(link, target, challenge)
         except ChallengedError as error:
-            to.security.agree(error.listener, to.address)
-            if not left:
+            target.security.check_compatible(error.listener, target.address)
+            if not tries_left:
                 raise
             challenge = error.challenge
     raise AssertionError("unreachable")
 
 
-async def _resolve(to: Target) -> CMLink:
+async def _resolve(target: Target) -> CMLink:
     """Return a link whose id has a resolved address and route."""
-    link = CMLink(*make_id(to.devices[0].library, cm.PortSpace.TCP))
-    id, config = link.id, to.config
+    link = CMLink(*make_id(target.devices[0].library, cm.PortSpace.TCP))
+    id, config = link.id, target.config
     try:
         if config.type_of_service:
             id.set_tos(config.type_of_service)
-        id.resolve_addr(to.address, source=to.source, timeout=config.connect_timeout)
+        id.resolve_addr(target.address, source=target.source, timeout=config.connect_timeout)
         await link.expect(cm.EventType.ADDR_RESOLVED)
-        check_device(id, to.only, to.address)
+        check_device(id, target.allowed_devices, target.address)
         id.resolve_route(timeout=config.connect_timeout)
         await link.expect(cm.EventType.ROUTE_RESOLVED)
     except BaseException:
@@ -199,24 +199,28 @@ async def _resolve(to: Target) -> CMLink:
     return link
 
 
-async def _request_challenge(link: CMLink, to: Target) -> Never:
+async def _request_challenge(link: CMLink, target: Target) -> Never:
     """Request a challenge, and raise it as ChallengedError. Takes ownership of `link`."""
     try:
-        hello = make_hello(to.config, to.security)
+        hello = make_hello(target.config, target.security)
         link.id.connect(cm.ConnectionParameters(private_data=hello.pack()))
-        event = await link.expect(cm.EventType.CONNECT_RESPONSE)  # the id has no queue pair
-        to.security.agree(Hello.unpack(event.private_data), to.address)
-        raise ProtocolError(f"{host_port(to.address)} requires a key, but did not send a challenge")
+        # `expect` raises ChallengedError if the listener requires a key. A listener without a key
+        # accepts the request. The event is CONNECT_RESPONSE, because the id has no queue pair.
+        event = await link.expect(cm.EventType.CONNECT_RESPONSE)
+        target.security.check_compatible(Hello.unpack(event.private_data), target.address)
+        raise ProtocolError(
+            f"{host_port(target.address)} requires a key, but did not send a challenge"
+        )
     finally:
         link.release()
 
 
-async def _connect(link: CMLink, to: Target, challenge: bytes) -> Connection:
+async def _connect(link: CMLink, target: Target, challenge: bytes) -> Connection:
     """Connect, with a ticket for `challenge` if a key is used. Takes ownership of `link`."""
-    id, security = link.id, to.security
+    id, security = link.id, target.security
     with ConnectAttempt[RailEndpoint](link) as attempt:
-        attempt.take_over(make_endpoint(id, to.config, security), rails=to.rails)
-        attempt.make()
+        attempt.take_over(make_endpoint(id, target.config, security), rails=target.rails)
+        attempt.create_connection()
         attempt.post_receives()
         ticket = b""
         if security.auth is not None:
@@ -225,13 +229,15 @@ async def _connect(link: CMLink, to: Target, challenge: bytes) -> Connection:
         event = await link.expect(cm.EventType.ESTABLISHED)
         attempt.endpoint.withhold_rights()  # the connection manager has granted them
         peer = Hello.unpack(event.private_data)
-        security.agree(peer, to.address)
-        return await attempt.start(peer, to.devices, client=True)
+        security.check_compatible(peer, target.address)
+        return await attempt.start(peer, target.devices, client=True)
 
 
-def check_device(id: cm.ConnectionId, only: Collection[str] | None, address: Address) -> None:
+def check_device(
+    id: cm.ConnectionId, allowed_devices: Collection[str] | None, address: Address
+) -> None:
     """Raise if the device is not one of the allowed devices or its port is not active."""
-    check_name(id, only, address)
+    check_name(id, allowed_devices, address)
     assert id.context is not None
     with route_errors():  # the connection manager does not check whether the port is up
         active_port(id.context, id.port_num)
@@ -241,9 +247,13 @@ class CMListener:
     """A connection-manager listener on one address."""
 
     def __init__(
-        self, only: Collection[str] | None, address: Address, backlog: int, acceptor: Acceptor
+        self,
+        allowed_devices: Collection[str] | None,
+        address: Address,
+        backlog: int,
+        acceptor: Acceptor,
     ) -> None:
-        self.only = only
+        self.allowed_devices = allowed_devices
         self._acceptor = acceptor
         self._events = RequestDriver.for_library(acceptor.devices[0].library)
         self._id: cm.ConnectionId | None = None
@@ -255,7 +265,7 @@ class CMListener:
                 id.set_tos(acceptor.config.type_of_service)
             id.bind_addr(address)
             if id.context is not None:
-                check_name(id, only, address)
+                check_name(id, allowed_devices, address)
             id.listen(backlog)
             self.address = id.local_address or address
         except BaseException:
@@ -264,7 +274,7 @@ class CMListener:
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:
         if event.type is cm.EventType.CONNECT_REQUEST:
-            self._acceptor.admit(CMRequest(self, event), time=self._events.share)
+            self._acceptor.admit(CMRequest(self, event), time_share=self._events.share)
         elif event.type is cm.EventType.DEVICE_REMOVAL:
             error = event.error()
             assert error is not None
@@ -285,7 +295,7 @@ class CMListener:
 class CMRequest(Request):
     """A connection request that arrived through the connection manager."""
 
-    via: Way = "cm"
+    via: ConnectionMethod = "cm"
 
     def __init__(self, listener: CMListener, event: cm.ConnectionEvent) -> None:
         self._listener = listener
@@ -311,7 +321,8 @@ class CMRequest(Request):
             return True
         hello = make_hello(acceptor.config, acceptor.security)
         self._reject(tickets.challenge.pack() + hello.pack())
-        acceptor.security.agree(self._peer)  # the peer has this side's hello and fails as well
+        # The peer has this side's hello and fails as well.
+        acceptor.security.check_compatible(self._peer)
         self._id.close()
         return False
 
@@ -322,17 +333,18 @@ class CMRequest(Request):
         events = EventDriver.for_library(id.channel.library)
         attempt.link = link = CMLink(events, id)
         id.migrate(events.channel)
-        check_device(id, self._listener.only, self._listener.address)
-        when_closed = acceptor.reserve_place()
+        check_device(id, self._listener.allowed_devices, self._listener.address)
+        release_place = acceptor.reserve_place()
         attempt.take_over(
-            make_endpoint(id, acceptor.config, acceptor.security), rails=acceptor.takes_rails(peer)
+            make_endpoint(id, acceptor.config, acceptor.security),
+            rails=acceptor.will_use_rails(peer),
         )
-        attempt.make(when_closed)
+        attempt.create_connection(release_place)
         attempt.post_receives()
         id.accept(parameters(attempt.endpoint, attempt.hello, peer))
         attempt.endpoint.withhold_rights()  # the connection manager has granted them
         await link.expect(cm.EventType.ESTABLISHED)
-        acceptor.security.agree(peer)  # the peer has this side's hello and fails as well
+        acceptor.security.check_compatible(peer)  # the peer has this side's hello and fails as well
         return await attempt.start(peer, acceptor.devices, client=False)
 
     def give_up(self, error: BaseException) -> None:

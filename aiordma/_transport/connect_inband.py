@@ -52,7 +52,7 @@ from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .connection_group import ConnectionGroup, GroupMember
 from .endpoint import AddressedEndpoint
-from .inspection import Way
+from .inspection import ConnectionMethod
 from .lifecycle import ControlChannel, Link, NoLink
 
 logger = logging.getLogger("aiordma.tcp")
@@ -73,9 +73,9 @@ class PeerKey(NamedTuple):
     auth: bytes | None
 
     @classmethod
-    def of(cls, to: Target) -> PeerKey:
-        names = tuple(device.name for device in to.devices)
-        return cls(names, to.address, to.source, to.security.auth)
+    def of(cls, target: Target) -> PeerKey:
+        names = tuple(device.name for device in target.devices)
+        return cls(names, target.address, target.source, target.security.auth)
 
 
 _groups: weakref.WeakKeyDictionary[
@@ -100,7 +100,7 @@ class PendingConnect:
         self._group = group
         self._replied = False
         self._abandoned = False
-        self.member = group.new()
+        self.member = group.new_member()
         loop = asyncio.get_running_loop()
         self.reply: asyncio.Future[protocol.ConnectReply] = loop.create_future()
 
@@ -113,7 +113,7 @@ class PendingConnect:
         if self._replied:
             return self.member
         self._abandoned = True
-        self._group.overdue += 1
+        self._group.abandoned_requests += 1
         self.reply.cancel()
         return NoLink()
 
@@ -123,27 +123,28 @@ class PendingConnect:
     def on_reply(self, reply: protocol.ConnectReply) -> None:
         self._replied = True
         if self._abandoned:
-            self._forget()
+            self._release_member()
         else:
             settle(self.reply, reply)
 
     def failed(self, error: Exception) -> None:
         self._replied = True
         settle(self.reply, None, error)
-        self._forget()
+        self._release_member()
 
     def on_refusal(self, error: protocol.Error) -> None:
         text = error.text
-        self.member.end(text)  # the peer does not need a message
-        if error.code == protocol.ErrorCode.QUOTA:
+        self.member.mark_ended(text)  # the peer does not need a message
+        if error.code == protocol.ErrorCode.QUOTA:  # a request on a socket would also be refused
             self.failed(RejectedError(text, reason=REJECTED_BY_APPLICATION, event=""))
             return
         if error.code == protocol.ErrorCode.CANCELLED:  # the listener is closed
             self._group.peer_accepts = False
         self.failed(FallbackToSocket(text))
 
-    def _forget(self) -> None:
-        self._group.overdue -= self._abandoned
+    def _release_member(self) -> None:
+        if self._abandoned:
+            self._group.abandoned_requests -= 1
         self.member.release()
 
 
@@ -174,12 +175,12 @@ class Initiator:
         )
         if not self._channel.controls.send_now(request):
             del self._pending[request_id]
-            pending.member.end("the connection was not requested")
+            pending.member.mark_ended("the connection was not requested")
             pending.member.release()
             raise FallbackToSocket("not enough memory for the connect request")
         return pending
 
-    def control(self, message: protocol.Message) -> bool:
+    def handle_control(self, message: protocol.Message) -> bool:
         match message:
             case protocol.ConnectReply():
                 pending = self._pending.pop(message.request_id, None)
@@ -201,14 +202,14 @@ class Initiator:
 def _enable_requests(member: GroupMember, channel: ControlChannel) -> None:
     """Let this connection carry requests for others. Call this after the key proof, if any."""
     member.attach(channel)
-    channel.handle(Initiator(channel))
+    channel.set_handler(Initiator(channel))
 
 
-def add_group(to: Target, member: GroupMember, channel: ControlChannel) -> None:
+def add_group(target: Target, member: GroupMember, channel: ControlChannel) -> None:
     """Register a new group, so that later connections to the peer are opened over it."""
     _enable_requests(member, channel)
     groups = _groups.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
-    key = PeerKey.of(to)
+    key = PeerKey.of(target)
     known = groups.get(key)
     if known is None or not known.alive:
         groups[key] = member.group
@@ -222,38 +223,39 @@ def _find_initiator(group: ConnectionGroup) -> Initiator | None:
     return None
 
 
-async def connect(to: Target) -> Connection | None:
+async def connect(target: Target) -> Connection | None:
     """Connect over an existing connection, or return None if a socket must be used."""
     groups = _groups.get(asyncio.get_running_loop())
-    group = groups.get(PeerKey.of(to)) if groups else None
+    group = groups.get(PeerKey.of(target)) if groups else None
     initiator = _find_initiator(group) if group is not None and group.usable else None
     if group is None or initiator is None:
         return None
     try:
-        return await _connect(group, initiator, to)
+        return await _connect(group, initiator, target)
     except FallbackToSocket as error:
-        logger.info("connecting to %s on a socket: %s", host_port(to.address), error)
+        logger.info("connecting to %s on a socket: %s", host_port(target.address), error)
         return None
 
 
-async def _connect(group: ConnectionGroup, initiator: Initiator, to: Target) -> Connection:
-    config, security = to.config, to.security
+async def _connect(group: ConnectionGroup, initiator: Initiator, target: Target) -> Connection:
+    config, security = target.config, target.security
     with ConnectAttempt[AddressedEndpoint]() as attempt:
         attempt.take_over(
-            AddressedEndpoint(to.devices, config, security, group.local_address), rails=to.rails
+            AddressedEndpoint(target.devices, config, security, group.local_address),
+            rails=target.rails,
         )
         pending = initiator.request(group, attempt.endpoint, attempt.hello)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.on_timeout)
         try:
-            attempt.make()  # in parallel with the peer
+            attempt.create_connection()  # in parallel with the peer
             reply = await pending.reply
             remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
-            security.agree(peer, group.peer_address)
+            security.check_compatible(peer, group.peer_address)
             attempt.endpoint.connect(remote, group.peer_address)
             attempt.post_receives()
             attempt.link = pending.member
-            connection = await attempt.start(peer, to.devices, client=True)
+            connection = await attempt.start(peer, target.devices, client=True)
             if peer.in_band:
                 _enable_requests(pending.member, attempt.control_channel)
             if security.auth is None:
@@ -286,7 +288,7 @@ class Responder:
         self._acceptor = acceptor
         self._awaits_ready = awaits_ready
 
-    def control(self, message: protocol.Message) -> bool:
+    def handle_control(self, message: protocol.Message) -> bool:
         match message:
             case protocol.ConnectRequest():
                 self._on_request(message)
@@ -317,7 +319,7 @@ REFUSALS: dict[type[BaseException], protocol.ErrorCode] = {
 class InbandRequest(Request):
     """A request that arrived over an existing connection."""
 
-    via: Way = "in-band"
+    via: ConnectionMethod = "in-band"
 
     def __init__(self, responder: Responder, request: protocol.ConnectRequest) -> None:
         """Parse the request. Raises ProtocolError if the endpoint or hello is invalid."""
@@ -326,7 +328,7 @@ class InbandRequest(Request):
         self._remote = Endpoint.unpack(request.endpoint)
         self._peer = Hello.unpack(request.hello)
         self._replied = False
-        self._member = responder.group.join(request.number)
+        self._member = responder.group.add_member(request.number)
         self._attempt = ConnectAttempt[AddressedEndpoint](self._member)
 
     def __repr__(self) -> str:
@@ -340,22 +342,24 @@ class InbandRequest(Request):
     async def handshake(self, acceptor: Acceptor) -> Connection:
         responder, member, attempt = self._responder, self._member, self._attempt
         config, security = acceptor.config, acceptor.security
-        devices, when_closed = acceptor.devices, acceptor.reserve_place()
+        devices, release_place = acceptor.devices, acceptor.reserve_place()
         attempt.take_over(
             AddressedEndpoint(devices, config, security, member.local_address),
             in_band=True,
-            rails=acceptor.takes_rails(self._peer),
+            rails=acceptor.will_use_rails(self._peer),
         )
-        attempt.make(when_closed)
+        attempt.create_connection(release_place)
         channel = attempt.control_channel
         member.attach(channel)
         attempt.endpoint.connect(self._remote, member.peer_address)
         attempt.post_receives()
         self._reply(attempt.endpoint, attempt.hello)
-        security.agree(self._peer)
-        await first_arrival(channel, member)
+        security.check_compatible(self._peer)  # the peer has this side's hello and fails as well
+        await wait_first_message(channel, member)
         awaits_ready = security.auth is None
-        channel.handle(Responder(channel, responder.group, acceptor, awaits_ready=awaits_ready))
+        channel.set_handler(
+            Responder(channel, responder.group, acceptor, awaits_ready=awaits_ready)
+        )
         return await attempt.start(self._peer, devices, client=False)
 
     def _reply(self, endpoint: AddressedEndpoint, hello: Hello) -> None:
@@ -368,14 +372,14 @@ class InbandRequest(Request):
 
     def give_up(self, error: BaseException) -> None:
         if not self._replied:
-            self._member.end("the connection was rejected")
+            self._member.mark_ended("the connection was rejected")
             code = REFUSALS.get(type(error), protocol.ErrorCode.INTERNAL)
             text = refusal_text(error)
             self._responder.channel.send(protocol.Error(self._request.request_id, code, text))
         self._attempt.give_up(error)
 
 
-async def first_arrival(channel: ControlChannel, member: GroupMember) -> None:
+async def wait_first_message(channel: ControlChannel, member: GroupMember) -> None:
     """Wait for the first message on the new queue pair, which shows that the peer is ready."""
     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     channel.owner.on_early = partial(settle, arrived)

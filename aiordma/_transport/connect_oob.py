@@ -46,18 +46,18 @@ class PendingConnection(AsyncContext):
         self._attempt = ConnectAttempt[AddressedEndpoint]()
         self._peer: Hello | None = None
         self._client = False
-        self._started = False
+        self._started_or_closed = False
         with self._attempt:
             self._attempt.take_over(
                 AddressedEndpoint(devices, config, security, address),
                 rails=max_rails(config, devices) > 1,
             )
-            self._attempt.make()
+            self._attempt.create_connection()
         self.endpoint: bytes = self._attempt.endpoint.packed(self._attempt.hello)
         """The message for the peer: 72 bytes, including a magic number and a version."""
 
     def __repr__(self) -> str:
-        if self._started:
+        if self._started_or_closed:
             state = "started" if self._peer else "closed"
         else:
             state = "accepted" if self._peer else "new"
@@ -74,7 +74,7 @@ class PendingConnection(AsyncContext):
             AuthenticationError: If only one side has a key, or `encrypt` differs.
             BufferStateError: If an endpoint was accepted before, or this object was closed.
         """
-        if self._started and self._peer is None:
+        if self._started_or_closed and self._peer is None:
             raise BufferStateError(f"{self!r} is closed")
         if self._peer is not None:
             raise BufferStateError(f"{self!r} has already accepted its peer")
@@ -83,7 +83,7 @@ class PendingConnection(AsyncContext):
             raise ProtocolError(f"invalid endpoint: expected {SIZE} bytes, not {len(data)}")
         remote = Endpoint.unpack(data[:ENDPOINT_SIZE])
         peer = Hello.unpack(data[ENDPOINT_SIZE:])
-        self._security.agree(peer)
+        self._security.check_compatible(peer)
         self._attempt.endpoint.connect(remote, None)
         self._attempt.post_receives()
         self._client = self.endpoint < data  # exactly one side must act as the client
@@ -101,11 +101,11 @@ class PendingConnection(AsyncContext):
             BufferStateError: If no endpoint was accepted, or this is the second call.
         """
         if self._peer is None:
-            why = "is closed" if self._started else "has not accepted a peer yet"
+            why = "is closed" if self._started_or_closed else "has not accepted a peer yet"
             raise BufferStateError(f"{self!r} {why}")
-        if self._started:
+        if self._started_or_closed:
             raise BufferStateError(f"start() has already been called on {self!r}")
-        self._started = True
+        self._started_or_closed = True
         try:
             with self._attempt:
                 connection = await self._attempt.start(
@@ -119,8 +119,8 @@ class PendingConnection(AsyncContext):
 
     async def close(self) -> None:
         """Give up a pending connection. A connection that was started stays open."""
-        if not self._started:
-            self._started = True
+        if not self._started_or_closed:
+            self._started_or_closed = True
             connection = self._attempt.connection
             self._attempt.give_up(BufferStateError("the connection was aborted"))
             await connection.wait_closed()

@@ -63,7 +63,7 @@ from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .connection_group import ConnectionGroup
 from .endpoint import AddressedEndpoint, ForeignAddressError, make_hello
-from .inspection import Way
+from .inspection import ConnectionMethod
 from .tcp_link import REFUSED, SHORTAGES, TCPLink, accepted_link, address_of, open_link, socket_name
 
 if TYPE_CHECKING:
@@ -93,39 +93,41 @@ def unpack_offer(data: bytes) -> tuple[Endpoint, Hello]:
     return Endpoint.unpack(data[:ENDPOINT_SIZE]), Hello.unpack(data[ENDPOINT_SIZE:])
 
 
-async def connect(to: Target) -> Connection:
+async def connect(target: Target) -> Connection:
     """Connect to a numeric address. The caller must enforce a timeout."""
-    config, security = to.config, to.security
+    config, security = target.config, target.security
     if config.in_band and security.tls is None:
-        connected = await connect_inband.connect(to)
+        connected = await connect_inband.connect(target)
         if connected is not None:
             return connected
-    tcp = await open_link(to.address, to.source, security)
+    tcp = await open_link(target.address, target.source, security)
     with ConnectAttempt[AddressedEndpoint](tcp) as attempt:
         endpoint = attempt.take_over(
-            AddressedEndpoint(to.devices, config, security, tcp.local_address), rails=to.rails
+            AddressedEndpoint(target.devices, config, security, tcp.local_address),
+            rails=target.rails,
         )
         tcp.write(MAGIC + endpoint.packed(attempt.hello))
-        attempt.make()  # in parallel with the other side
-        answer, peer = await read_message(tcp)
-        security.agree(peer, to.address)
+        attempt.create_connection()  # in parallel with the other side
+        challenge_or_endpoint, peer = await read_message(tcp)
+        security.check_compatible(peer, target.address)
         if security.auth is not None:
-            tcp.write(TICKET + new_ticket(security.auth, answer, endpoint.packed(attempt.hello)))
+            offer = endpoint.packed(attempt.hello)
+            tcp.write(TICKET + new_ticket(security.auth, challenge_or_endpoint, offer))
             proof = attempt.begin_proof(tcp, client=True)
-            answer, peer = await read_message(tcp)
-        remote = Endpoint.unpack(answer)
+            challenge_or_endpoint, peer = await read_message(tcp)
+        remote = Endpoint.unpack(challenge_or_endpoint)
         if security.auth is not None:
-            await attempt.prove(tcp, proof, peer, remote.qp_num)
-        endpoint.connect(remote, tcp.peer_address, proved=security.auth is not None)
+            await attempt.finish_proof(tcp, proof, peer, remote.qp_num)
+        endpoint.connect(remote, tcp.peer_address, peer_authenticated=security.auth is not None)
         attempt.post_receives()
         tcp.write(READY)
         if security.auth is not None:
             await tcp.read(len(READY), READY)
         if not (config.in_band and peer.in_band):
-            return await attempt.start(peer, to.devices, client=True)
-        attempt.link = member = ConnectionGroup(tcp).join(0)
-        connection = await attempt.start(peer, to.devices, client=True)
-        connect_inband.add_group(to, member, attempt.control_channel)
+            return await attempt.start(peer, target.devices, client=True)
+        attempt.link = member = ConnectionGroup(tcp).add_member(0)
+        connection = await attempt.start(peer, target.devices, client=True)
+        connect_inband.add_group(target, member, attempt.control_channel)
         return connection
 
 
@@ -163,12 +165,12 @@ class TCPListener:
         self.address: Address = self._socket.getsockname()[:2]
         self._inode = fork.add_socket(self._socket.fileno())
         self._loop = asyncio.get_running_loop()
-        self._silent = SilentSockets(acceptor.config)
+        self._silent_sockets = SilentSockets(acceptor.config)
         self._watch = Watch(self._socket.fileno(), self._accept)
         self._failure_watch = FailureWatch(
             (device.name for device in acceptor.devices), acceptor.fail
         )
-        self._pause: asyncio.TimerHandle | None = None
+        self._resume_timer: asyncio.TimerHandle | None = None
 
     def _accept(self) -> None:
         """Accept up to ACCEPTS pending connections. Called whenever the socket is readable."""
@@ -178,12 +180,12 @@ class TCPListener:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in SHORTAGES and self._silent.drop_oldest():
+                if error.errno in SHORTAGES and self._silent_sockets.drop_oldest():
                     continue
                 # Pause, because the socket stays readable and accept() would keep failing.
                 logger.warning("accept on %s: %s", host_port(self.address), error)
                 self._watch.close()
-                self._pause = self._loop.call_later(ACCEPT_PAUSE, self._resume)
+                self._resume_timer = self._loop.call_later(ACCEPT_PAUSE, self._resume)
                 return
             accepted.setblocking(False)
             with suppress(OSError):  # the peer may have reset the connection
@@ -191,12 +193,12 @@ class TCPListener:
                 # ACK, which takes 40 ms.
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             request = TCPRequest(accepted, address[:2])
-            self._silent.add(accepted, address[:2], partial(self._on_first_bytes, request))
+            self._silent_sockets.add(accepted, address[:2], partial(self._on_first_bytes, request))
 
     def _on_first_bytes(self, request: TCPRequest) -> None:
         admit = partial(self._acceptor.admit, request)
-        if (waiting := request.challenge(self._acceptor)) is not None:
-            self._silent.add(*waiting, admit)
+        if (challenged := request.challenge(self._acceptor)) is not None:
+            self._silent_sockets.add(*challenged, admit)
         else:
             admit()
 
@@ -205,11 +207,11 @@ class TCPListener:
 
     def release(self) -> None:
         """Stop listening. Can also be called after the loop has been closed."""
-        if self._pause is not None:
-            self._pause.cancel()
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
         self._watch.close()
         self._failure_watch.close()
-        self._silent.close()
+        self._silent_sockets.close()
         fork.remove_socket(self._inode)
         self._socket.close()
 
@@ -217,7 +219,7 @@ class TCPListener:
 class TCPRequest(Request):
     """A connection request that arrived on an accepted socket."""
 
-    via: Way = "tcp"
+    via: ConnectionMethod = "tcp"
 
     def __init__(self, accepted: socket.socket, address: Address) -> None:
         self._socket: socket.socket | None = accepted  # None once it belongs to the link
@@ -225,7 +227,7 @@ class TCPRequest(Request):
         self._address = address_of(address) or address
         self._tickets: TicketValidator | None = None  # set once the peer has been challenged
         self._offer = b""  # offer that was read before the link was created
-        self._is_ours = False  # whether the peer has sent the magic
+        self._peer_sent_magic = False  # whether the peer has sent the magic
         self._tcp: TCPLink | None = None
         self._attempt = ConnectAttempt[AddressedEndpoint]()
 
@@ -252,7 +254,7 @@ class TCPRequest(Request):
             if len(data) < MESSAGE_SIZE or not data.startswith(MAGIC):
                 return None
             _, peer = unpack_offer(data[len(MAGIC) :])
-            security.agree(peer)
+            security.check_compatible(peer)
             self._socket.send(self._new_challenge(acceptor))
             self._offer = self._socket.recv(MESSAGE_SIZE)[len(MAGIC) :]
         except (RDMAError, OSError):
@@ -270,10 +272,10 @@ class TCPRequest(Request):
     def _check_tls(self, accepted: socket.socket) -> None:
         """Raise ProtocolError if the peer does not use TLS. `give_up` then sends the refusal."""
         with suppress(OSError):
-            self._is_ours = accepted.recv(len(MAGIC), socket.MSG_PEEK) == MAGIC
-            if self._is_ours:
+            self._peer_sent_magic = accepted.recv(len(MAGIC), socket.MSG_PEEK) == MAGIC
+            if self._peer_sent_magic:
                 accepted.recv(MESSAGE_SIZE)  # with unread bytes, close() would lose the refusal
-        if self._is_ours:
+        if self._peer_sent_magic:
             raise ProtocolError(
                 f"the listener uses TLS for the bootstrap, but the connecting side does not: "
                 f"{TLS_HINT}"
@@ -288,45 +290,45 @@ class TCPRequest(Request):
         self._tcp = attempt.link = tcp = await accepted_link(accepted, acceptor.security)
         challenged = bool(self._offer)
         offer = self._offer or await tcp.read(MESSAGE_SIZE, MAGIC)
-        self._is_ours = True
+        self._peer_sent_magic = True
         remote, peer = unpack_offer(offer)
         config, security = acceptor.config, acceptor.security
         in_band = config.in_band and security.tls is None
         if security.auth is not None:
             if not challenged:
                 tcp.write(self._new_challenge(acceptor))
-                security.agree(peer)  # the peer compares the hellos too, and also fails
+                security.check_compatible(peer)  # the peer compares the hellos too, and also fails
             assert self._tickets is not None
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
             if not self._tickets.validate(ticket, offer):
                 raise ProtocolError("the peer's ticket does not match this listener's challenge")
-        devices, when_closed = acceptor.devices, acceptor.reserve_place()
+        devices, release_place = acceptor.devices, acceptor.reserve_place()
         attempt.take_over(
             AddressedEndpoint(devices, config, security, tcp.local_address),
             in_band=in_band,
-            rails=acceptor.takes_rails(peer),
+            rails=acceptor.will_use_rails(peer),
         )
-        attempt.make(when_closed)
+        attempt.create_connection(release_place)
         if security.auth is not None:
             tcp.write(MAGIC + attempt.endpoint.packed(attempt.hello))
             proof = attempt.begin_proof(tcp, client=False)
-            await attempt.prove(tcp, proof, peer, remote.qp_num)
+            await attempt.finish_proof(tcp, proof, peer, remote.qp_num)
             await tcp.read(len(READY), READY)
             acceptor.on_peer_authenticated()
-            attempt.endpoint.connect(remote, tcp.peer_address, proved=True)
+            attempt.endpoint.connect(remote, tcp.peer_address, peer_authenticated=True)
             attempt.post_receives()
             tcp.write(READY)
         else:
             attempt.endpoint.connect(remote, tcp.peer_address)
             attempt.post_receives()
             tcp.write(MAGIC + attempt.endpoint.packed(attempt.hello))
-            security.agree(peer)  # the peer compares the hellos too, and also fails
+            security.check_compatible(peer)  # the peer compares the hellos too, and also fails
             await tcp.read(len(READY), READY)
         if in_band:
             group, channel = ConnectionGroup(tcp), attempt.control_channel
-            attempt.link = member = group.join(0)
+            attempt.link = member = group.add_member(0)
             member.attach(channel)
-            channel.handle(connect_inband.Responder(channel, group, acceptor))
+            channel.set_handler(connect_inband.Responder(channel, group, acceptor))
         return await attempt.start(peer, devices, client=False)
 
     def give_up(self, error: BaseException) -> None:
@@ -334,16 +336,18 @@ class TCPRequest(Request):
         # so explain the error. A peer that does not send the magic uses another protocol and would
         # misread a refusal. Once the connection has been created, the key proof itself notifies
         # the peer of a wrong key.
-        early = self._is_ours and not self._attempt.has_connection
-        early = early and isinstance(error, ProtocolError | AuthenticationError)
-        told = BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError
-        if early or isinstance(error, told):
-            self._tell(REFUSED + packed_refusal(error))
+        violation = isinstance(error, ProtocolError | AuthenticationError)
+        explain = violation and self._peer_sent_magic and not self._attempt.has_connection
+        reported_errors = (
+            BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError
+        )
+        if explain or isinstance(error, reported_errors):
+            self._send_refusal(REFUSED + packed_refusal(error))
         self._attempt.give_up(error)
         if self._socket is not None:
             self._socket.close()
 
-    def _tell(self, refusal: bytes) -> None:
+    def _send_refusal(self, refusal: bytes) -> None:
         """Try to send a refusal. Errors are ignored, because the peer may have disconnected."""
         with suppress(RDMAError, OSError):
             if self._tcp is not None:

@@ -62,7 +62,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         self._queue.count_in(self._statistics)
         self._set_session(self._messages)
         observation.register(self._statistics)
-        self._wire_seen: str | None = None
+        self._cached_wire: str | None = None
         self._wire_requested = False
 
     def _begin(self, *, accepted: bool) -> None:
@@ -108,7 +108,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     @property
     def _lead_endpoint(self) -> RailEndpoint:
-        lead = self._rails.lead if self._rails is not None else None
+        lead = self._rails.lead_rail if self._rails is not None else None
         return self._endpoint if lead is None or lead.endpoint is None else lead.endpoint
 
     @property
@@ -191,7 +191,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         return {
             "device": self.device,
             "loop": id(self._loop),
-            "wire": self._wire_seen,
+            "wire": self._cached_wire,
             "state": self._state.name,
             "accepted": self._start_info.accepted,
             "local": host_port(local) if local is not None else None,
@@ -213,7 +213,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     def _request_wire(self) -> asyncio.AbstractEventLoop | None:
         """Return the loop that must call `_read_wire`, or None if no call is needed."""
-        if self._wire_seen is not None or self._wire_requested:
+        if self._cached_wire is not None or self._wire_requested:
             return None
         self._wire_requested = True  # ask a blocked loop only once
         return self._loop
@@ -222,7 +222,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         """Cache `wire`. Must run in the loop's thread, because it queries the device."""
         self._wire_requested = False
         with suppress(RDMAError, OSError):  # the device may have failed
-            self._wire_seen = self.wire
+            self._cached_wire = self.wire
 
     # ---- the end --------------------------------------------------------------------------
 
@@ -268,9 +268,9 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
         async def close() -> None:
             await asyncio.sleep(0)  # uvloop runs ready callbacks before the exception propagates
-            await self._close(protocol.failed(error))
+            await self._close(protocol.failure_goodbye(error))
 
-        self._loop_shutdown.closing(self)
+        self._loop_shutdown.mark_closing(self)
         self._closing_at_exit = background(self._loop, close())
 
     def abort(self) -> None:
@@ -306,4 +306,4 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         elif isinstance(exc, EXITS):
             self._close_at_exit(exc)
         else:
-            await self._close(protocol.failed(exc))
+            await self._close(protocol.failure_goodbye(exc))

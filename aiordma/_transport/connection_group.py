@@ -48,9 +48,9 @@ class GroupMember:
         """
         self._on_end = on_end
         if self._end_reason is not None:
-            asyncio.get_running_loop().call_soon(self.end, self._end_reason)
+            asyncio.get_running_loop().call_soon(self.mark_ended, self._end_reason)
 
-    def end(self, reason: str) -> None:
+    def mark_ended(self, reason: str) -> None:
         """Report that the peer's side of the connection has ended."""
         self._end_reason = reason
         on_end, self._on_end = self._on_end, None
@@ -77,7 +77,7 @@ class ConnectionGroup:
         self.peer_address = link.peer_address
         self.peer_accepts = True
         """Whether the peer accepts further connections. True until the peer reports otherwise."""
-        self.overdue = 0
+        self.abandoned_requests = 0
         """The number of abandoned requests to which the peer has not responded yet."""
         link.established(self._on_link_end, self._on_peer_ended)
 
@@ -95,29 +95,29 @@ class ConnectionGroup:
     @property
     def usable(self) -> bool:
         """Whether to connect over the group. False while an abandoned request awaits its reply."""
-        return self.alive and not self.overdue
+        return self.alive and not self.abandoned_requests
 
-    def new(self) -> GroupMember:
+    def new_member(self) -> GroupMember:
         """Add a member with a new number, for a connection that this side opens."""
-        return self.join(next(self._numbers))
+        return self.add_member(next(self._numbers))
 
-    def join(self, number: int) -> GroupMember:
+    def add_member(self, number: int) -> GroupMember:
         """Add a member for a connection whose number has already been assigned."""
         member = self._members[number] = GroupMember(self, number)
         if self._end_reason is not None:
-            member.end(self._end_reason)
+            member.mark_ended(self._end_reason)
         return member
 
     def _on_peer_ended(self, number: int) -> None:
         # The number is unknown if this side ended the connection at the same time.
         member = self._members.get(number)
         if member is not None:
-            member.end("the peer aborted the connection")
+            member.mark_ended("the peer aborted the connection")
 
     def _on_link_end(self, reason: str) -> None:
         self._end_reason = reason
         for member in list(self):
-            member.end(reason)
+            member.mark_ended(reason)
 
     def leave(self, member: GroupMember, *, peer_knows: bool) -> None:
         """Remove a member, and close the socket if no members remain.
@@ -125,7 +125,7 @@ class ConnectionGroup:
         If others remain, notify the peer of the member's end, unless `peer_knows` is true.
         """
         if self._members.get(member.number) is not member:
-            return
+            return  # it has left before
         del self._members[member.number]
         if not self._members:
             self._link.close()

@@ -65,7 +65,7 @@ class KeyExchange:
         self._private = X25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw()
 
-    def agree(self, key: bytes, peer_public: bytes, connection: bytes, *, client: bool) -> None:
+    def agree(self, key: bytes, peer_public: bytes, transcript: bytes, *, client: bool) -> None:
         """Derive the traffic keys from both public keys, and start the encryption.
 
         Raises:
@@ -76,7 +76,9 @@ class KeyExchange:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
         except ValueError:
             raise AuthenticationError("the peer sent an invalid public key") from None
-        publics = (self.public, peer_public) if client else (peer_public, self.public)
-        of_client, of_server = traffic_secrets(key, shared, *publics, connection)
-        ours, theirs = (of_client, of_server) if client else (of_server, of_client)
-        self._sealing.start(TrafficKeys(ours), TrafficKeys(theirs))
+        public_keys = (self.public, peer_public) if client else (peer_public, self.public)
+        client_secret, server_secret = traffic_secrets(key, shared, *public_keys, transcript)
+        sending, receiving = (
+            (client_secret, server_secret) if client else (server_secret, client_secret)
+        )
+        self._sealing.start(TrafficKeys(sending), TrafficKeys(receiving))

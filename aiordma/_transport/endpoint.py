@@ -131,11 +131,11 @@ class RailEndpoint:
     """Whether the connection's link belongs to this queue pair and ends with it."""
 
     def __init__(
-        self, driver: Driver, config: Config, security: Security, more_receives: int = 0
+        self, driver: Driver, config: Config, security: Security, extra_receives: int = 0
     ) -> None:
         """Take over one reference to `driver`.
 
-        `more_receives` is the number of receives in addition to those that `config` specifies.
+        `extra_receives` is the number of receives in addition to those that `config` specifies.
         """
         if not driver.pool.has_windows:
             level = logging.INFO if security.auth is None else logging.WARNING
@@ -146,15 +146,15 @@ class RailEndpoint:
         attributes = driver.context.query_device()
         self.max_rd_atomic: int = min(RD_ATOMIC, attributes.max_qp_init_rd_atom)
         self.max_dest_rd_atomic: int = min(RD_ATOMIC, attributes.max_qp_rd_atom)
-        receives = config.data_receives + config.control_receives + more_receives
+        receives = config.data_receives + config.control_receives + extra_receives
         self.capabilities: verbs.QPCapabilities = verbs.QPCapabilities(
             max_send_wr=min(config.send_queue + RESERVED_ENTRIES, attributes.max_qp_wr),
             max_recv_wr=receives,
             max_send_sge=min(SEND_PIECES, attributes.max_sge),
         )
-        self._entries = self.capabilities.max_send_wr + receives
+        self._cq_entries = self.capabilities.max_send_wr + receives
         try:
-            self.cq: verbs.CompletionQueue = driver.reserve_cq(self._entries)
+            self.cq: verbs.CompletionQueue = driver.reserve_cq(self._cq_entries)
         except BaseException:
             driver.release()
             raise
@@ -168,12 +168,13 @@ class RailEndpoint:
         `make` must pass `reserved=True`, because the completion queue entries are already reserved.
         """
         self.qp = make(self.cq, self.capabilities)
+        # On the embedded device, the queue pair fails when the peer's process ends.
         self.driver.context.library.end_with_peer(self.qp.pointer)
         granted = self.qp.capabilities
-        more = granted.max_send_wr + granted.max_recv_wr - self._entries
-        if more > 0:  # the device has rounded up, so more entries may be used
-            self.cq.make_room(more)
-            self._entries += more
+        extra_entries = granted.max_send_wr + granted.max_recv_wr - self._cq_entries
+        if extra_entries > 0:  # the device has rounded up, so more entries may be used
+            self.cq.make_room(extra_entries)
+            self._cq_entries += extra_entries
         return self.qp
 
     def make_queue(self, owner: Owner) -> SendQueue:
@@ -206,7 +207,7 @@ class RailEndpoint:
         try:
             if self.qp is not None:
                 self.qp.close()  # on failure, keep the entries for later completions
-            self.driver.release_cq(self.cq, self._entries)
+            self.driver.release_cq(self.cq, self._cq_entries)
         finally:
             self.driver.release()
 
@@ -233,11 +234,14 @@ def local_gid(
     return context.query_gid(config.gid_index, entry.port_num)
 
 
-def driver_at(devices: tuple[verbs.Device, ...], config: Config, address: Address | None) -> Driver:
+def open_driver(
+    devices: tuple[verbs.Device, ...], config: Config, address: Address | None
+) -> Driver:
     """Return the driver of the device that has `address`, or of the first device that opens."""
     settings = config.pool_limit, config.polling, config.huge_pages
     host = host_part(address)
-    for device in devices if host and len(devices) > 1 else ():
+    candidates = devices if host and len(devices) > 1 else ()
+    for device in candidates:
         with suppress(RDMAError, OSError, ValueError):
             driver = Driver.for_device(device, *settings)
             try:
@@ -265,14 +269,14 @@ class AddressedEndpoint(RailEndpoint):
         address: Address | None,
         to: verbs.GID | None = None,
         *,
-        more_receives: int = 0,
+        extra_receives: int = 0,
     ) -> None:
         """Create the queue pair on the device that has `address`, or on the first that opens.
 
         `local_gid` chooses the GID.
         """
-        driver = driver_at(devices, config, address)
-        super().__init__(driver, config, security, more_receives)
+        driver = open_driver(devices, config, address)
+        super().__init__(driver, config, security, extra_receives)
         context = driver.context
         try:
             qp = self.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps, reserved=True))
@@ -298,13 +302,15 @@ class AddressedEndpoint(RailEndpoint):
         """Return the packed endpoint followed by the packed hello, as sent to the peer."""
         return self.endpoint.pack() + hello.pack()
 
-    def connect(self, remote: Endpoint, address: Address | None, *, proved: bool = False) -> None:
+    def connect(
+        self, remote: Endpoint, address: Address | None, *, peer_authenticated: bool = False
+    ) -> None:
         """Connect the queue pair. Afterwards, the caller must tell the peer that it may send.
 
         Args:
             remote: The peer's endpoint.
             address: The peer's address. If it is None, the address in `remote` is not checked.
-            proved: Whether the peer has been authenticated, so that it may access memory.
+            peer_authenticated: Whether the peer has proved the key, so that it may access memory.
 
         Raises:
             ForeignAddressError: If `remote` contains an address other than `address`.
@@ -320,12 +326,14 @@ class AddressedEndpoint(RailEndpoint):
         if address is not None and not self.config.allow_other_addresses:
             self._check_address(remote, address)
         config = self.config
+        may_access = peer_authenticated or self.security.auth is None
+        rights = REMOTE_RIGHTS if may_access else NO_RIGHTS
         try:
             with route_errors():
                 self.qp.connect(
                     self.endpoint,
                     remote,
-                    access=REMOTE_RIGHTS if proved or self.security.auth is None else NO_RIGHTS,
+                    access=rights,
                     pkey_index=self._pkey_index,
                     timeout=config.ack_timeout,
                     retry_cnt=config.retry_count,

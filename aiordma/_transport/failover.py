@@ -90,50 +90,52 @@ class Failover:
     """The state machine that chooses a connection's lead rail."""
 
     rails: Rails
-    moved: Callable[[Rail], object]
+    on_lead_change: Callable[[Rail], object]
     """Called when a rail has become the lead."""
-    lost: Callable[[BaseException], object]
+    on_no_rail: Callable[[BaseException], object]
     """Called when no rail is left."""
     state: FailoverState = _S.SETTLED
-    leads: int = 0
+    resume_number: int = 0
     """The number of lead changes on this side, which is the number of its latest Resume."""
-    latest: int = 0
+    peer_resume_number: int = 0
     """The number of the peer's latest Resume."""
-    resume: tuple[int, int] | None = None
+    peer_resume: tuple[int, int] | None = None
     """The rail number and frame count of the peer's latest Resume; None once it is processed."""
-    broken: SendQueue | None = None
+    broken_queue: SendQueue | None = None
     """The latest lead that broke."""
-    _limit: asyncio.Handle | None = None
+    _timer: asyncio.Handle | None = None
     """The timer for a state with a time limit. It may have fired or been cancelled."""
 
-    def _take(self, event: FailoverEvent, *what: Rail) -> None:
+    def _apply(self, event: FailoverEvent, *arguments: Rail) -> None:
         following, step = TRANSITIONS.get((self.state, event), (self.state, ""))
         if following is not self.state:
             self.state = following
-            if self._limit is not None:
-                self._limit.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             if following in LIMITED:
                 config = self.rails.config
-                again = 4 * config.ack_timeout * (1 + config.retry_count)
-                overdue = partial(self._take, _E.OVERDUE)
-                self._limit = self.rails.later(max(MIN_WAIT, again), overdue)
+                # The peer needs this long to detect a broken rail, because a device may wait four
+                # times the timeout before each retransmission (`Config.ack_timeout`).
+                detection_time = 4 * config.ack_timeout * (1 + config.retry_count)
+                overdue = partial(self._apply, _E.OVERDUE)
+                self._timer = self.rails.call_later(max(MIN_WAIT, detection_time), overdue)
         if step:
-            getattr(self, f"_{step}")(*what)
+            getattr(self, f"_{step}")(*arguments)
 
     def can_fail_over(self, elsewhere: bool) -> bool:
         """Return whether another rail could become the lead.
 
         If `elsewhere` is True, only rails on other devices count.
         """
-        lead = self.rails.lead
+        lead = self.rails.lead_rail
         return any(
-            self._alive(rail) and not (elsewhere and rail.device == lead.device)
+            self._is_alive(rail) and not (elsewhere and rail.device == lead.device)
             for rail in self.rails.rails
             if rail is not lead
         )
 
     @staticmethod
-    def _alive(rail: Rail) -> bool:
+    def _is_alive(rail: Rail) -> bool:
         return rail.state in ALIVE and rail.queue is not None and not rail.queue.failed
 
     def fail_over(self, lead: SendQueue) -> None:
@@ -142,39 +144,41 @@ class Failover:
         Calling this again for the same lead repeats the search, for example after a rail has come
         up. Do not call this from within a drain.
         """
-        if self.broken is not lead:
-            self.broken = lead
-            self._take(_E.BROKE)
+        if self.broken_queue is not lead:
+            self.broken_queue = lead
+            self._apply(_E.BROKE)
         if self.state is not _S.BROKEN and self.can_fail_over(elsewhere=False):
             return
-        alive = [rail for rail in self.rails.rails if self._alive(rail)]
-        resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
+        alive = [rail for rail in self.rails.rails if self._is_alive(rail)]
+        resumed = [
+            rail for rail in alive if self.peer_resume and rail.number == self.peer_resume[0]
+        ]
         # If the peer has not chosen a rail yet, choose the rail that came up first. A rail whose
         # RailReady was lost with the lead is up on one side only. If it were chosen because of its
         # lower number, the two sides would choose different rails.
         lanes = self.rails.messages.outbox.stripes.lanes
         up = [rail for lane in lanes for rail in alive if rail.queue is lane.rail]
         if candidates := resumed + up:
-            self._take(_E.CHOSEN, candidates[0])
+            self._apply(_E.CHOSEN, candidates[0])
         else:
-            self._take(_E.NO_RAIL_YET if alive else _E.NO_RAIL)
+            self._apply(_E.NO_RAIL_YET if alive else _E.NO_RAIL)
 
     def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
         """Process a Resume that the peer sent over `queue`. Called from within a drain."""
-        if number <= self.latest:
+        if number <= self.peer_resume_number:
             return  # outdated: a newer Resume arrived earlier over a faster rail
-        self.latest, self.resume = number, (queue.number, frames)
+        self.peer_resume_number, self.peer_resume = number, (queue.number, frames)
         if not queue.failed:  # otherwise, the peer will notice and move to this side's lead
-            by_lead = queue is self.rails.lead.queue
-            self._take(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
+            by_lead = queue is self.rails.lead_rail.queue
+            self._apply(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
 
     def on_rail_up(self) -> None:
         """Repeat an ongoing search for a lead, because a rail has come up."""
-        self._take(_E.RAIL_UP)
+        self._apply(_E.RAIL_UP)
 
     def stop(self) -> None:
         """Stop the failover, because the connection has ended."""
-        self._take(_E.ENDED)
+        self._apply(_E.ENDED)
 
     # ---- steps ---------------------------------------------------------------------------
 
@@ -186,34 +190,34 @@ class Failover:
         queue = rail.queue
         assert queue is not None
         self.rails.set_lead(rail)
-        self.leads += 1
-        # Move the pending work before calling `moved`, which replaces the keys of all regions. The
-        # region of a work request can be found only by its key for the previous lead.
-        self.rails.messages.switch_lead(queue, self.leads)
-        self.moved(rail)
-        if self.resume and self.resume[0] == rail.number and not queue.failed:
-            self._take(_E.RESUMED)
+        self.resume_number += 1
+        # Move the pending work before calling `on_lead_change`, which replaces the keys of all
+        # regions. The region of a work request can be found only by its key for the previous lead.
+        self.rails.messages.switch_lead(queue, self.resume_number)
+        self.on_lead_change(rail)
+        if self.peer_resume and self.peer_resume[0] == rail.number and not queue.failed:
+            self._apply(_E.RESUMED)
 
     def _retransmit(self) -> None:
-        assert self.resume is not None
-        (_, frames), self.resume = self.resume, None
+        assert self.peer_resume is not None
+        (_, frames), self.peer_resume = self.peer_resume, None
         self.rails.log_lead_change(self.rails.messages.resumed(frames))
 
     def _retry(self) -> None:
         self.rails.owner.broken(self._cause)
 
     def _give_up(self) -> None:
-        self.lost(self._cause)
+        self.on_no_rail(self._cause)
 
     @property
     def _cause(self) -> BaseException:
         """The error that broke the lead."""
-        assert self.broken is not None
-        assert self.broken.error is not None
-        return self.broken.error
+        assert self.broken_queue is not None
+        assert self.broken_queue.error is not None
+        return self.broken_queue.error
 
     def _follow(self) -> None:
-        self.rails.lead.left_by_peer = True
+        self.rails.lead_rail.left_by_peer = True
         self._leave(LEFT)
 
     def _leave(

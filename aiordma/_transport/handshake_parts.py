@@ -20,32 +20,32 @@ class Inspection:
     """A slot for the peer's message in the last step of a handshake (inspection.py)."""
 
     def __init__(self, *, client: bool) -> None:
-        self._awaited = protocol.ConnectAccepted if client else protocol.ConnectData
+        self._expected_type = protocol.ConnectAccepted if client else protocol.ConnectData
         self._arrival: asyncio.Future[protocol.Message | None]
         self._arrival = asyncio.get_running_loop().create_future()
-        self._error: Callable[[], BaseException] | None = None
+        self._make_error: Callable[[], BaseException] | None = None
 
-    def control(self, message: protocol.Message) -> None:
+    def handle_control(self, message: protocol.Message) -> None:
         """Store the peer's message. Raises ProtocolError if it is unexpected or a duplicate."""
-        if self._arrival.done() or not isinstance(message, self._awaited):
+        if self._arrival.done() or not isinstance(message, self._expected_type):
             raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")
         self._arrival.set_result(message)
 
-    def end(self, error: Callable[[], BaseException]) -> None:
-        """Make `message` raise the exception that `error` returns, unless the message has arrived.
+    def end(self, make_error: Callable[[], BaseException]) -> None:
+        """Make `message` raise the error from `make_error`, unless the message has arrived.
 
         The future does not store an exception, because the traceback could refer to the connection.
         """
         if not self._arrival.done():
-            self._error = error
+            self._make_error = make_error
             self._arrival.set_result(None)
 
     async def message(self) -> protocol.Message:
         """Wait for the message. Raises the connection's error if the connection ends first."""
         message = await self._arrival
         if message is None:
-            assert self._error is not None
-            raise self._error()
+            assert self._make_error is not None
+            raise self._make_error()
         return message
 
 
@@ -81,10 +81,10 @@ class HandshakeParts:
         assert self.proof is not None
         self.proof.bind((self.hello, peer), (self._qp_num, peer_qp_num))
 
-    def end(self, error: Callable[[], BaseException]) -> None:
+    def end(self, make_error: Callable[[], BaseException]) -> None:
         """Fail each waiter with a new error, because the connection has ended."""
         if self.proof is not None and not self.proof.done.done():
-            self.proof.done.set_exception(error())
+            self.proof.done.set_exception(make_error())
             self.proof.done.exception()  # mark it as retrieved, because nothing may await it
         if self.inspection is not None:
-            self.inspection.end(error)
+            self.inspection.end(make_error)

@@ -26,7 +26,7 @@ from ..errors import LimitError
 from ..verbs import bytes_of
 from .connection import Connection
 
-Way = Literal["cm", "tcp", "in-band"]
+ConnectionMethod = Literal["cm", "tcp", "in-band"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ConnectionRequest:
 
     Validate the data. Without `auth`, the data can come from any host.
     """
-    via: Way
+    via: ConnectionMethod
     """The connection method: "cm", "tcp" or "in-band".
 
     "in-band" means that the request arrived over an existing connection with `via="tcp"`.
@@ -85,7 +85,7 @@ async def send_request_data(connection: Connection, data: bytes) -> Connection:
 
 
 async def inspect_connection(
-    connection: Connection, via: Way, on_request: OnRequest, limit: float
+    connection: Connection, via: ConnectionMethod, on_request: OnRequest, deadline: float
 ) -> bool:
     """Let the listener's application accept or refuse the connection, and tell the peer.
 
@@ -95,23 +95,23 @@ async def inspect_connection(
         connection: The connection from the peer.
         via: The connection method.
         on_request: The application's function.
-        limit: The deadline for the peer's data and the application's decision, in loop time.
+        deadline: The time limit for the peer's data and the application's decision, in loop time.
 
     Returns:
         Whether the application has accepted the connection.
     """
     try:
-        async with asyncio.timeout_at(limit) as deadline:
+        async with asyncio.timeout_at(deadline) as timeout:
             assert connection._handshake.inspection is not None
             message = await connection._handshake.inspection.message()
             assert isinstance(message, protocol.ConnectData)
             connection._request_data = message.data
-            refusal = await _decide(
+            refusal = await _call_on_request(
                 on_request,
                 ConnectionRequest(connection.peer_address, message.data, via, connection.device),
             )
-        expired = deadline.expired()
-        del deadline  # it refers to the task, which refers to its cancellation error
+        expired = timeout.expired()
+        del timeout  # it refers to the task, which refers to its cancellation error
         if expired:  # the application has ignored the cancellation
             raise TimeoutError
     except TimeoutError:
@@ -133,7 +133,7 @@ async def refuse(connection: Connection, reason: str) -> None:
     await connection._close(protocol.Goodbye(0, code, reason))
 
 
-async def _decide(on_request: OnRequest, request: ConnectionRequest) -> str | None:
+async def _call_on_request(on_request: OnRequest, request: ConnectionRequest) -> str | None:
     """Call `on_request`. Returns the reason if it refuses or fails, or None if it accepts."""
     try:
         verdict = on_request(request)

@@ -87,7 +87,7 @@ class KeepAlive:
         self._timer.cancel()
 
 
-def keep_alive_of(queue: SendQueue, timers: CoarseTimers, config: Config) -> KeepAlive | None:
+def start_keep_alive(queue: SendQueue, timers: CoarseTimers, config: Config) -> KeepAlive | None:
     """Start a keep-alive timer, or return None if `Config.keep_alive` is not set."""
     if config.keep_alive is None:
         return None

@@ -60,14 +60,14 @@ def milliseconds(lease: float | None) -> int:
 class Deadline:
     """An action that runs once at a given time, unless it is cancelled."""
 
-    __slots__ = ("_action", "_finished", "_forks", "_threads", "when")
+    __slots__ = ("_action", "_finished", "_fork_generation", "_threads", "when")
 
     def __init__(self, when: float, action: Callable[[], object]) -> None:
         self.when = float(when)
         self._action = [action]  # the thread that removes the action runs or cancels it
         self._finished = threading.Lock()  # held until the action has run or been cancelled
         self._finished.acquire()
-        self._forks = fork.generation()
+        self._fork_generation = fork.generation()
         self._threads: list[_LeaseThread] = []  # threads that have this deadline
 
     @property
@@ -79,7 +79,7 @@ class Deadline:
         try:
             self._action.pop()
         except IndexError:
-            if self._forks == fork.generation() and not self._is_current_thread():
+            if self._fork_generation == fork.generation() and not self._is_current_thread():
                 with self._finished:
                     pass
         else:
@@ -110,13 +110,13 @@ class _LeaseThread(ServiceThread):
 
     def __init__(self) -> None:
         super().__init__(self._main, "aiordma leases")
-        self._new: deque[Deadline] = deque()
+        self._new_deadlines: deque[Deadline] = deque()
         self._cancelled: deque[None] = deque()  # one item per cancellation since the last search
         # The thread waits by acquiring this lock, and other threads wake it by releasing the lock.
         # SimpleQueue is not an option, because its `get` in Python 3.11 and 3.12 waits forever if
         # the timeout expires before the wait begins.
-        self._asleep = threading.Lock()
-        self._asleep.acquire()
+        self._wake_lock = threading.Lock()
+        self._wake_lock.acquire()
         self._heap: list[tuple[float, int, Deadline]] = []
         self._numbers = itertools.count()  # tie-breakers for equal times
         self._next_check = -math.inf  # time of the next check; -inf while it is running
@@ -130,7 +130,7 @@ class _LeaseThread(ServiceThread):
     def add(self, deadline: Deadline) -> None:
         """Add a deadline. If `ending` is True afterwards, the thread may end without running it."""
         deadline._threads.append(self)
-        self._new.append(deadline)
+        self._new_deadlines.append(deadline)
         if deadline.when < self._next_check:
             self._wake()
 
@@ -142,7 +142,7 @@ class _LeaseThread(ServiceThread):
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # it has already been woken
-            self._asleep.release()
+            self._wake_lock.release()
 
     def _main(self) -> None:
         while True:
@@ -154,7 +154,7 @@ class _LeaseThread(ServiceThread):
                 self._drop_cancelled()
             if self._heap:
                 self._wait(self._heap[0][0])
-            elif self.ending and not self._new:
+            elif self.ending and not self._new_deadlines:
                 return
             else:
                 self.ending = True
@@ -162,7 +162,7 @@ class _LeaseThread(ServiceThread):
     def _add_new(self) -> None:
         with suppress(IndexError):
             while True:
-                deadline = self._new.popleft()
+                deadline = self._new_deadlines.popleft()
                 if deadline.pending:  # a cancelled one may have been counted before the last search
                     heapq.heappush(self._heap, (deadline.when, next(self._numbers), deadline))
 
@@ -174,8 +174,8 @@ class _LeaseThread(ServiceThread):
     def _wait(self, when: float) -> None:
         self._next_check = when
         self._search_after = (len(self._heap) + 1) // 2
-        if not self._new and len(self._cancelled) < self._search_after:
-            self._asleep.acquire(timeout=max(0.0, min(when - MACHINE.now(), MAX_LEASE)))
+        if not self._new_deadlines and len(self._cancelled) < self._search_after:
+            self._wake_lock.acquire(timeout=max(0.0, min(when - MACHINE.now(), MAX_LEASE)))
 
 
 _thread: _LeaseThread | None = None
@@ -195,10 +195,10 @@ def schedule(clock: Clock, when: float, action: Callable[[], object]) -> Deadlin
     if clock.call_at is not None:
         clock.call_at(when, deadline.run)
         return deadline
-    known = _thread
-    if known is not None and not known.ending:
-        known.add(deadline)
-        if not known.ending:
+    current = _thread
+    if current is not None and not current.ending:
+        current.add(deadline)
+        if not current.ending:
             return deadline
     thread = _LeaseThread()
     thread.add(deadline)

@@ -53,7 +53,7 @@ from .auth import NOT_THE_SAME_KEY
 from .endpoint import RailEndpoint
 from .failover import Failover
 from .handshake_parts import HandshakeParts, Inspection
-from .keep_alive import KeepAlive, keep_alive_of
+from .keep_alive import KeepAlive, start_keep_alive
 from .memory import Memory
 from .rails import AnsweringRails, OfferingRails, Rail, Rails
 from .sharing import Sharing
@@ -111,7 +111,7 @@ def goodbye_error(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
             why = ": its server is shutting down" if goodbye == protocol.GOING_AWAY else ""
             return ConnectionClosedError(f"the peer has closed the connection{why}", by_peer=True)
         case codes.FAILED:
-            return ConnectionBrokenError(protocol.failure(goodbye, max_message))
+            return ConnectionBrokenError(protocol.describe_failure(goodbye, max_message))
         case codes.NOT_AUTHENTICATED:
             return AuthenticationError(NOT_THE_SAME_KEY)
         case codes.REJECTED:
@@ -124,7 +124,7 @@ def goodbye_error(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
 class InbandHandler(Protocol):
     """A handler for the control messages that open further connections (connect_inband.py)."""
 
-    def control(self, message: protocol.Message) -> bool:
+    def handle_control(self, message: protocol.Message) -> bool:
         """Process a message. Returns False if it is not for this handler.
 
         Raises:
@@ -151,7 +151,7 @@ class ControlChannel:
         connection = self._connection()
         return connection._inband if connection is not None else None
 
-    def handle(self, handler: InbandHandler) -> None:
+    def set_handler(self, handler: InbandHandler) -> None:
         """Let `handler` process the control messages that open further connections."""
         connection = self._connection()
         if connection is not None:
@@ -224,7 +224,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         """
         if event not in FAILURES:
             self._detect_failure()
-        before, row = self._state, transition(self._state, event)
+        old_state, row = self._state, transition(self._state, event)
         if row is None:
             return False
         self._state = row.next
@@ -235,7 +235,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 error = ConnectionClosedError()
             assert error is not None
             self._fail_waiters(error)
-        elif row.next in LIMITED and before not in LIMITED:
+        elif row.next in LIMITED and old_state not in LIMITED:
             self._close_timer = self._loop.call_later(
                 self._endpoint.config.close_timeout, shutdown.weakly(self._finish)
             )
@@ -268,26 +268,31 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 self._loop.call_later,
             )
             self._messages.failover = Failover(
-                self._rails, shutdown.weakly(self._moved), shutdown.weakly(self._end)
+                self._rails, shutdown.weakly(self._on_lead_change), shutdown.weakly(self._end)
             )
-        if peer.inspects if client else security.inspects:
+        listener_inspects = peer.inspects if client else security.inspects
+        if listener_inspects:
             self._handshake.inspection = Inspection(client=client)
             self._messages.awaiting_admission = not client
         assert self._endpoint.qp is not None
-        here, there = self._endpoint.qp.qp_num, self._endpoint.qp.query().dest_qp_num
-        sides = granter(here, there, client=client), granter(there, here, client=not client)
-        self._sharing.regions.begin(*(sides if there else (0, 0)))  # iWARP has no QP numbers
-        self._keep_alive = keep_alive_of(self._queue, self._endpoint.driver.timers, config)
-        if security.auth is None or self._handshake.proof is not None:
+        qp_num, peer_qp_num = self._endpoint.qp.qp_num, self._endpoint.qp.query().dest_qp_num
+        own_granter = granter(qp_num, peer_qp_num, client=client)
+        peer_granter = granter(peer_qp_num, qp_num, client=not client)
+        if not peer_qp_num:  # iWARP has no QP numbers
+            own_granter = peer_granter = 0
+        self._sharing.regions.begin(own_granter, peer_granter)
+        self._keep_alive = start_keep_alive(self._queue, self._endpoint.driver.timers, config)
+        already_proved = self._handshake.proof is not None  # on the socket of the TCP bootstrap
+        if security.auth is None or already_proved:
             self._messages.awaiting_auth = False
             if (sealing := self._messages.outbox.sealing) is not None:
-                sealing.seal_first()
+                sealing.seal_first()  # the keys were exchanged on the socket, not in frames
             self._advance(LifecycleEvent.ESTABLISHED)
             self._messages.start(peer, rails=self._rails is not None)
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
         proof = self._handshake.make_proof(shutdown.weakly(self._send_proof), client=client)
-        self._handshake.bind_proof(peer, there)
+        self._handshake.bind_proof(peer, peer_qp_num)
         self._messages.start(peer, rails=self._rails is not None)
         proof.begin()
         try:
@@ -330,19 +335,19 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         """Whether the connection has ended, or either side is closing it."""
         return (self._queue.failed and not self._queue.suspended) or self._state in LIMITED
 
-    def _take_control(self, message: protocol.Message) -> None:
+    def _process_control(self, message: protocol.Message) -> None:
         proof = self._handshake.proof
         if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
             if proof is None:
                 raise ProtocolError("the peer tried to authenticate, but this side has no auth=")
             try:
-                proof.control(message)
+                proof.handle_control(message)
             except AuthenticationError as error:
                 self._end_and_report(error)
             else:
                 # Finish the authentication here, because the peer's next message may be processed
-                # before `_start` resumes. Check the state, because `proof.control` may have sent a
-                # message, and a failed send ends the connection.
+                # before `_start` resumes. Check the state, because `proof.handle_control` may have
+                # sent a message, and a failed send ends the connection.
                 if self._state is ConnectionState.AUTHENTICATING and proof.done.done():
                     self._messages.awaiting_auth = False
                     self._endpoint.grant_rights()
@@ -350,23 +355,23 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             return
         match message:
             case protocol.Goodbye():
-                self._peer_goodbye(goodbye_error(message, self._endpoint.config.max_message))
+                self._on_peer_goodbye(goodbye_error(message, self._endpoint.config.max_message))
             case protocol.Ping():
                 self._messages.controls.send(protocol.Pong(message.request_id))
             case protocol.ConnectData() | protocol.ConnectAccepted() if self._handshake.inspection:
-                self._handshake.inspection.control(message)
-            case _ if self._inband is not None and self._inband.control(message):
+                self._handshake.inspection.handle_control(message)
+            case _ if self._inband is not None and self._inband.handle_control(message):
                 pass  # even before admission, because further connections are inspected too
             case _ if self._messages.awaiting_admission:
                 raise ProtocolError(
                     f"the peer sent a {type(message).__name__} before its connection was accepted"
                 )
-            case _ if self._rails is not None and self._rails.control(message):
+            case _ if self._rails is not None and self._rails.handle_control(message):
                 pass
             case _:
-                self._sharing.control(message)
+                self._sharing.handle_control(message)
 
-    def _peer_goodbye(self, error: RDMAError) -> None:
+    def _on_peer_goodbye(self, error: RDMAError) -> None:
         """Process the peer's goodbye, which has been converted to `error`.
 
         Send and receive completions are not ordered. Sends that the peer has received may therefore
@@ -393,7 +398,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._messages.controls.send(protocol.Goodbye(0, code, str(error)))
         self._end(error.with_traceback(None))  # the frames refer to this connection
 
-    def _disconnected(self, reason: str) -> None:
+    def _on_disconnected(self, reason: str) -> None:
         """Handle a disconnect by the peer, which ends the connection or only its first rail.
 
         Poll first, because the peer's goodbye may still be in the completion queue.
@@ -403,8 +408,10 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         error = ConnectionBrokenError(reason)
         # If this side has said goodbye, the disconnect is the peer's response and not a failure of
         # the first rail.
-        goes_on = self._rails is not None and self._state is not ConnectionState.GOODBYE_SENT
-        if self._endpoint.has_link and goes_on:
+        other_rails_continue = (
+            self._rails is not None and self._state is not ConnectionState.GOODBYE_SENT
+        )
+        if self._endpoint.has_link and other_rails_continue:
             self._queue.rail_broke(error)
         else:
             self._end(error)
@@ -427,9 +434,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     def _fail_over(self) -> None:
         """Replace a broken lead with another rail."""
-        link, leaves = self._link, self._endpoint.has_link
+        link, abandons_link = self._link, self._endpoint.has_link
         assert link is not None
-        if leaves:
+        if abandons_link:
             link.close()
         try:
             self._messages.failover.fail_over(self._queue)
@@ -438,11 +445,11 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         except (RDMAError, OSError, MemoryError) as error:  # registering memory has failed
             self._end(error)
         finally:
-            if leaves:
+            if abandons_link:
                 self._link = NoLink(link.local_address, link.peer_address)
                 link.release()
 
-    def _moved(self, rail: Rail) -> None:
+    def _on_lead_change(self, rail: Rail) -> None:
         """Switch the connection to its new lead."""
         assert rail.queue is not None
         assert rail.endpoint is not None
@@ -578,7 +585,7 @@ class ConnectionOwner:
 
     def control(self, message: protocol.Message) -> None:
         if (connection := self._connection()) is not None:
-            connection._take_control(message)
+            connection._process_control(message)
 
     def violated(self, error: ProtocolError) -> None:
         if (connection := self._connection()) is not None:
@@ -611,20 +618,22 @@ class ConnectionOwner:
 
         `operation` describes the operation that the waiter awaits, if it is known.
         """
-        before = f"{operation}: " if operation else ""
+        prefix = f"{operation}: " if operation else ""
         if isinstance(root, ConnectionClosedError):
-            return ConnectionClosedError(f"{before}{root}", by_peer=root.by_peer)
+            return ConnectionClosedError(f"{prefix}{root}", by_peer=root.by_peer)
         error: Exception
-        where = host_port(self.peer) if self.peer is not None else ""
-        peer = f" with {where}" if where not in operation else ""
+        address = host_port(self.peer) if self.peer is not None else ""
+        with_peer = f" with {address}" if address not in operation else ""
         if isinstance(root, RejectedError):
             error = copy.copy(root)
         elif isinstance(root, ProtocolError | AuthenticationError):
-            error = type(root)(f"{before}{cause_text(root)}")
+            error = type(root)(f"{prefix}{cause_text(root)}")
         else:
-            error = ConnectionBrokenError(f"{before}the connection{peer} broke: {in_short(root)}")
+            error = ConnectionBrokenError(
+                f"{prefix}the connection{with_peer} broke: {in_short(root)}"
+            )
         # Omit a cause whose text this error already contains, because a traceback would print the
         # text twice.
-        repeated = isinstance(root, ConnectionError | ProtocolError)
-        error.__cause__ = root.__cause__ if repeated else root
+        repeats_root = isinstance(root, ConnectionError | ProtocolError)
+        error.__cause__ = root.__cause__ if repeats_root else root
         return error

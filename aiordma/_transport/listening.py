@@ -33,7 +33,7 @@ class Port(Protocol):
 P = TypeVar("P", bound=Port)
 
 
-def open_ports(make: Callable[[Address], P], addresses: Sequence[Address]) -> list[P]:
+def open_ports(open_port: Callable[[Address], P], addresses: Sequence[Address]) -> list[P]:
     """Listen on the addresses that belong to this machine. Raises if it has none of them.
 
     If the port is 0, the system chooses a number for the first address. If this number is in use on
@@ -42,22 +42,22 @@ def open_ports(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
     distinct = list(dict.fromkeys(addresses))
     for attempts_left in reversed(range(TRIES)):
         try:
-            return _open_once(make, distinct)
+            return _open_once(open_port, distinct)
         except AddressError as error:
-            chosen = distinct[0][1] == 0 and len(distinct) > 1
-            if error.errno != errno.EADDRINUSE or not chosen or not attempts_left:
+            system_chose_port = distinct[0][1] == 0 and len(distinct) > 1
+            if error.errno != errno.EADDRINUSE or not system_chose_port or not attempts_left:
                 raise
     raise AssertionError("unreachable")
 
 
-def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> list[P]:
+def _open_once(open_port: Callable[[Address], P], addresses: Sequence[Address]) -> list[P]:
     ports: list[P] = []
     failure: AddressError | None = None
     try:
         for host, requested_port in addresses:
             port = requested_port or (ports[0].address[1] if ports else 0)
             try:
-                ports.append(make((host, port)))
+                ports.append(open_port((host, port)))
             except AddressError as error:
                 if error.errno == errno.EADDRNOTAVAIL and port and is_local_address(host):
                     raise _port_in_use_error(host, port) from error

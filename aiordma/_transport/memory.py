@@ -10,7 +10,7 @@ from .. import verbs
 from .._event_loop.driver import Driver
 from .._event_loop.futures import settle
 from .._memory.block_source import OrderedBlockSource
-from .._memory.registration_cache import KeptMemory, RegistrationCache
+from .._memory.registration_cache import CachedMemory, RegistrationCache
 from ..config import Config
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool, OwnMemory, Region
 from ..verbs._memory.buffers import AnyMemory, bytes_of, keeper_of
@@ -21,7 +21,7 @@ from ..verbs._memory.buffers import AnyMemory, bytes_of, keeper_of
 STAGING_LIMIT = 64 << 10
 
 
-class Moved(Exception):
+class PoolChanged(Exception):
     """Raised in tasks waiting for memory when the connection changes pools. They must retry."""
 
 
@@ -64,7 +64,7 @@ class Memory:
             if block is None:
                 try:
                     block = await self.pool._waiters.wait(size, self._waiters, internal=internal)
-                except Moved:
+                except PoolChanged:
                     continue
             return block
 
@@ -72,7 +72,7 @@ class Memory:
         """Wait for a buffer of `size` bytes. Raises the same errors as `block`."""
         return Buffer(await self.block(size, internal=internal), size)
 
-    def register(self, data: object, view: memoryview) -> Region | KeptMemory:
+    def register(self, data: object, view: memoryview) -> Region | CachedMemory:
         """Register user memory for one operation. The caller must release the result afterwards.
 
         `view` is a view of `data`. This method releases the view, so that the traceback of an error
@@ -103,7 +103,7 @@ class Memory:
         for source in self._sources:
             source.move(self.pool)
         for waiter in list(self._waiters):
-            settle(waiter, None, Moved())
+            settle(waiter, None, PoolChanged())
 
     def end(self, error: BaseException) -> None:
         """Fail all waiters for memory with `error`, because the connection has ended."""
@@ -135,12 +135,14 @@ class UserMemory:
             self._view.release()
             raise ValueError(f"cannot read into {type(data).__name__}: it is read-only")
         self._keeper = keeper_of(self._view)
-        self._short = len(self._view) <= STAGING_LIMIT
+        self._uses_staging = len(self._view) <= STAGING_LIMIT
         self._local: OwnMemory | None = None
 
     def __enter__(self) -> LocalMemory:
         try:
-            return self._begin(self._memory.pool.alloc(len(self._view)) if self._short else None)
+            return self._begin(
+                self._memory.pool.alloc(len(self._view)) if self._uses_staging else None
+            )
         except BaseException:
             self._view.release()
             raise
@@ -149,7 +151,7 @@ class UserMemory:
         try:
             size = len(self._view)
             return self._begin(
-                await self._memory.lease(size, internal=True) if self._short else None
+                await self._memory.lease(size, internal=True) if self._uses_staging else None
             )
         except BaseException:
             self._view.release()

@@ -13,7 +13,7 @@ from .._memory.registration_cache import CacheStatistics
 from ..dmabuf import DmabufRegion
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs._memory.buffers import AnyMemory, bytes_of
-from .arguments import remote_memory
+from .arguments import check_remote_memory
 from .batch import Batch, MovingBatch, add_numbers, atomic_value, swap_numbers
 from .lease_thread import Lease, lease_seconds
 from .lifecycle import ConnectionLifecycle
@@ -236,7 +236,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
             region: A region from `request_region`.
         """
         self._check()
-        remote_memory(region, RemoteRegion)._check(self._owner)
+        check_remote_memory(region, RemoteRegion)._check(self._owner)
         await region._hand_over()
 
     async def recv_buffer(self) -> Buffer:
@@ -259,7 +259,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         progress: Callable[[int], object] | None,
     ) -> None:
         self._check()
-        remote_memory(remote, RemoteMemory)
+        check_remote_memory(remote, RemoteMemory)
         if imm is not None:
             integer("imm", imm, 0, U32_MAX)
         one_sided.check_progress(progress)
@@ -277,8 +277,8 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
     def batch(self) -> Batch:
         """Create a batch of operations that are posted with one doorbell and awaited together."""
         self._check()
-        made = Batch if self._rails is None else MovingBatch
-        return made(self._messages, self._memory, self._check, self._statistics)
+        batch_class = Batch if self._rails is None else MovingBatch
+        return batch_class(self._messages, self._memory, self._check, self._statistics)
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
         """Replace 8 bytes at the peer atomically with `desired` if they equal `expected`.
@@ -322,7 +322,9 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         self, kind: OperationKind, target: Remote, compare_add: int, swap: int
     ) -> int:
         self._check()
-        remote_memory(target, RemoteMemory)._check_use(self._owner, Rights.ATOMIC, ATOMIC_SIZE)
+        check_remote_memory(target, RemoteMemory)._check_use(
+            self._owner, Rights.ATOMIC, ATOMIC_SIZE
+        )
         with await self._memory.lease(ATOMIC_SIZE, internal=True) as old:
             chain = one_sided.new_chain(self._queue, kind)
             chain.atomic(kind, old, target, compare_add, swap)

@@ -142,9 +142,9 @@ def _count_end(event: str, error: BaseException | None) -> None:
 
 
 def _count(**names: str) -> None:
-    it = _Event(names)
-    register(it)
-    connection_finalized(it)
+    event = _Event(names)
+    register(event)
+    connection_finalized(event)
 
 
 def _call_hooks(change: ConnectionChange) -> None:

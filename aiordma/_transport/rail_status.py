@@ -11,7 +11,7 @@ from .._core.snapshot_types import RailState as RailFigures
 from .._datapath.rail import SendQueue
 from ..errors import cause_text
 
-Shown = Literal["lead", "up", "connecting", "down"]
+PublicState = Literal["lead", "up", "connecting", "down"]
 
 
 def date_and_time(when: float) -> str:
@@ -33,15 +33,15 @@ class Transfers(NamedTuple):
         return Transfers(
             self.bytes_read + queue.transfer_bytes_read,
             self.bytes_written + queue.transfer_bytes_written,
-            total(self.peer_bytes_read, queue.served.bytes_read),
-            total(self.peer_bytes_written, queue.served.bytes_written),
+            add_counts(self.peer_bytes_read, queue.served.bytes_read),
+            add_counts(self.peer_bytes_written, queue.served.bytes_written),
         )
 
 
 NO_TRANSFERS = Transfers()
 
 
-def total(one: int | None, other: int | None) -> int | None:
+def add_counts(one: int | None, other: int | None) -> int | None:
     """Return the sum of two counts, either of which may be unknown (None)."""
     return None if one is None and other is None else (one or 0) + (other or 0)
 
@@ -52,7 +52,7 @@ class RailStatus:
 
     device: str
     """The name of this side's device."""
-    state: Shown
+    state: PublicState
     """The state: "lead" (up, and carries the messages), "up", "connecting" or "down"."""
     since: float
     """The time at which the rail entered this state, by `time.monotonic`."""

@@ -50,11 +50,11 @@ from ..errors import (
     cause_text,
 )
 from . import observation
-from .admission_control import Bucket
+from .admission_control import TokenBucket
 from .auth import Security
-from .endpoint import AddressedEndpoint, driver_at, host_part, max_rails
-from .keep_alive import KeepAlive, Probe, keep_alive_of
-from .rail_status import NO_TRANSFERS, RailStatus, Shown, Transfers
+from .endpoint import AddressedEndpoint, host_part, max_rails, open_driver
+from .keep_alive import KeepAlive, Probe, start_keep_alive
+from .rail_status import NO_TRANSFERS, PublicState, RailStatus, Transfers
 from .sharing import Sharing
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ FIRST_DELAY, MAX_DELAY = 0.25, 5.0
 
 # These errors mean that this side cannot create a rail, because of the device, the route to the
 # peer, or a lack of memory.
-UNMADE = (RDMAError, OSError, ValueError, MemoryError)
+CREATION_ERRORS = (RDMAError, OSError, ValueError, MemoryError)
 
 
 class RailState(Enum):
@@ -87,7 +87,7 @@ class RailState(Enum):
     DOWN = "the rail is stopped on both sides"
 
     @property
-    def shown(self) -> Shown:
+    def public_state(self) -> PublicState:
         """The state as shown to users."""
         if self is RailState.UP:
             return "up"
@@ -124,7 +124,7 @@ TRANSITIONS: Mapping[tuple[RailState, RailEvent], RailState] = MappingProxyType(
 )
 """The next state. The peer must not cause any other transition."""
 
-AWAITED: Mapping[RailState, str] = MappingProxyType(
+AWAITED_STEPS: Mapping[RailState, str] = MappingProxyType(
     {
         _S.OFFERED: "responded to the offer of this rail",
         _S.CONNECTING: "shown that this rail works",
@@ -193,8 +193,8 @@ class Rail:
     """Whether the peer left this rail while it was the lead. RailDown later reports the cause."""
     ready_expected: bool = False
     """Whether the peer's Resume moved this rail to UP before RailReady arrived."""
-    limit: asyncio.Handle | None = None
-    """The timer for the peer's next step (AWAITED)."""
+    step_timer: asyncio.Handle | None = None
+    """The timer for the peer's next step (AWAITED_STEPS)."""
 
     @property
     def total_bytes_received(self) -> int:
@@ -229,79 +229,79 @@ class Rail:
 class RailSlot:
     """A device that the connecting side wants to use for a rail.
 
-    `offer` offers the peer a rail on this device, and `later` schedules a call in the event loop.
-    The device stays open to report port events.
+    `offer` offers the peer a rail on this device, and `call_later` schedules a call in the event
+    loop. The device stays open to report port events.
     """
 
     def __init__(
         self,
         device: verbs.Device,
         offer: Callable[[RailSlot], None],
-        later: Callable[[float, Callable[[], None]], asyncio.Handle],
+        call_later: Callable[[float, Callable[[], None]], asyncio.Handle],
     ) -> None:
         self.device = device
         self._offer = offer
-        self._later = later
+        self._call_later = call_later
         self._delay = FIRST_DELAY
-        self._proved_at = math.inf
+        self._stable_at = math.inf
         """The time from which the current rail counts as working."""
         self._timer: asyncio.Handle | None = None
         """The timer for the next attempt while there is no rail."""
         self._driver: Driver | None = None
-        self._token: object = None
+        self._subscription: object = None
 
     def watch(self, config: Config) -> None:
         """Open the device and subscribe to its events, if it is not open yet. Raises on failure."""
         if self._driver is None:
-            self._driver = driver_at((self.device,), config, None)
-            self._token = self._driver.subscribe(self._event)
+            self._driver = open_driver((self.device,), config, None)
+            self._subscription = self._driver.subscribe(self._on_event)
 
-    def up(self, now: float) -> None:
+    def on_rail_up(self, now: float) -> None:
         """Record that a rail is up. If it stays up for MAX_DELAY, the retry delay is reset."""
-        self._proved_at = now + MAX_DELAY
+        self._stable_at = now + MAX_DELAY
 
     def retry_later(self, now: float) -> None:
         """Retry after a delay, because the device's rail has ended or could not be created."""
-        if now >= self._proved_at:
+        if now >= self._stable_at:
             self._delay = FIRST_DELAY
-        self._proved_at = math.inf
-        self._timer = self._later(self._delay, self._try)
+        self._stable_at = math.inf
+        self._timer = self._call_later(self._delay, self._retry)
         self._delay = min(2 * self._delay, MAX_DELAY)
 
-    def _try(self) -> None:
+    def _retry(self) -> None:
         self._timer = None
         self._offer(self)
 
-    def _event(self, event: verbs.AsyncEvent) -> None:
+    def _on_event(self, event: verbs.AsyncEvent) -> None:
         if event.type is verbs.EventType.DEVICE_FATAL:
             # The next offer opens the device with a new driver. Release this driver later, because
             # it is dispatching events.
-            asyncio.get_running_loop().call_soon(self._leave)
+            asyncio.get_running_loop().call_soon(self._release_driver)
         elif event.type is verbs.EventType.PORT_ACTIVE:
             self._delay = FIRST_DELAY
             if self._timer is not None:
                 self._timer.cancel()
-                self._try()
+                self._retry()
 
-    def _leave(self) -> None:
+    def _release_driver(self) -> None:
         driver, self._driver = self._driver, None
         if driver is not None:
-            driver.unsubscribe(self._token)
+            driver.unsubscribe(self._subscription)
             driver.release()
 
     def close(self) -> None:
         """Stop offering rails, and release the device."""
         if self._timer is not None:
             self._timer.cancel()
-        self._leave()
+        self._release_driver()
 
 
 @dataclass(eq=False)
 class Rails:
     """The rails of a connection. This base class is common to both sides.
 
-    `control` processes the peer's messages. When the connection ends, it calls `end` and then
-    `close`.
+    `handle_control` processes the peer's messages. When the connection ends, it calls `end` and
+    then `close`.
     """
 
     owner: Owner
@@ -311,20 +311,20 @@ class Rails:
     security: Security
     devices: tuple[verbs.Device, ...]
     peer: Address | None
-    later: Callable[[float, Callable[[], None]], asyncio.Handle]
+    call_later: Callable[[float, Callable[[], None]], asyncio.Handle]
     clock: Callable[[], float] = field(init=False)
     rails: list[Rail] = field(default_factory=list)
-    latest: int = 0
+    latest_number: int = 0
     """The number of the latest rail offered."""
     max_rails: int = field(init=False)
     """The maximum number of rails at a time, including the lead."""
-    lead: Rail = field(init=False)
+    lead_rail: Rail = field(init=False)
     """The lead. Initially, it is the rail of the handshake, rail 0."""
-    broken_lead: Rail = field(init=False)
+    broken_lead_rail: Rail = field(init=False)
     """The latest lead that broke."""
     handlers: ClassVar[dict[type, str]] = {protocol.RailDown: "on_rail_down"}
     """The handler for each message of the peer."""
-    step_limit = "handshake_timeout"
+    step_timeout_field = "handshake_timeout"
     """The Config field that limits the time for each of the peer's steps to bring up a rail."""
 
     def __post_init__(self) -> None:
@@ -332,9 +332,9 @@ class Rails:
         self.clock = self.sharing.clock.now
         self._loop = asyncio.get_running_loop()
         lead = self.messages.lead
-        self.lead = Rail(lead.qp.context.name, _S.UP, self.clock(), 0, None, lead)
-        self.rails.append(self.lead)
-        self.broken_lead = self.lead
+        self.lead_rail = Rail(lead.qp.context.name, _S.UP, self.clock(), 0, None, lead)
+        self.rails.append(self.lead_rail)
+        self.broken_lead_rail = self.lead_rail
 
     @property
     def _is_closing(self) -> bool:
@@ -352,47 +352,51 @@ class Rails:
                 f"unexpected {event.name} from the peer for rail {rail.number}, which is "
                 f"{rail.state.name}"
             )
-        if following.shown != rail.state.shown:
+        if following.public_state != rail.state.public_state:
             rail.since = self.clock()
             if following is not _S.UP or rail.error is None:
-                self._log(rail, f"is {following.shown}", logging.INFO)
+                self._log(rail, f"is {following.public_state}", logging.INFO)
             else:
-                gone = rail.since - rail.broke_at
-                self._log(rail, f"is up again, {gone:.3g} s after it broke", logging.WARNING)
+                outage = rail.since - rail.broke_at
+                self._log(rail, f"is up again, {outage:.3g} s after it broke", logging.WARNING)
         if following is not rail.state:
             rail.state = following
-            self._limit(rail)
+            self._restart_step_timer(rail)
         if following is _S.UP:
-            self._on_up(rail)
+            self._on_rail_up(rail)
 
-    def _log(self, rail: Rail, what: str, level: int) -> None:
+    def _log(self, rail: Rail, text: str, level: int) -> None:
         name = f"rail {rail.number}" if rail.number >= 0 else "a rail"
-        logger.log(level, "%s to %s on %s %s", name, self.owner.name, rail.device, what)
+        logger.log(level, "%s to %s on %s %s", name, self.owner.name, rail.device, text)
 
     def _record_error(self, rail: Rail, what: str, error: BaseException) -> None:
         """Record an error, and log it as a warning if the rail is up or had no error before."""
-        known = rail.error is not None and rail.state is not _S.UP
-        self._log(rail, f"{what}: {cause_text(error)}", logging.INFO if known else logging.WARNING)
+        already_failing = rail.error is not None and rail.state is not _S.UP
+        level = logging.INFO if already_failing else logging.WARNING
+        self._log(rail, f"{what}: {cause_text(error)}", level)
         rail.error_at = self.clock()
-        if not known:
+        if not already_failing:
             rail.broke_at = rail.error_at
         rail.error = error.with_traceback(None)  # its traceback refers to this object
         if rail.state in (_S.CONNECTING, _S.UP):
             observation.rail_broke(rail.device)
 
-    def _limit(self, rail: Rail) -> None:
+    def _restart_step_timer(self, rail: Rail) -> None:
         """Stop the rail's timer, and restart it if the peer has to take the next step."""
-        if rail.limit is not None:
-            rail.limit.cancel()
-        if rail.state in AWAITED:
-            name = "keep_alive_timeout" if rail.state is _S.STOPPED else self.step_limit
+        if rail.step_timer is not None:
+            rail.step_timer.cancel()
+        if rail.state in AWAITED_STEPS:
+            name = "keep_alive_timeout" if rail.state is _S.STOPPED else self.step_timeout_field
             seconds: float = getattr(self.config, name)
             error = ConnectionBrokenError(
-                f"the peer has not {AWAITED[rail.state]} within {seconds:g} seconds (Config.{name})"
+                f"the peer has not {AWAITED_STEPS[rail.state]} within {seconds:g} seconds "
+                f"(Config.{name})"
             )
-            rail.limit = self.later(seconds, partial(self._overdue, rail, rail.state, error))
+            rail.step_timer = self.call_later(
+                seconds, partial(self._on_step_timeout, rail, rail.state, error)
+            )
 
-    def _overdue(self, rail: Rail, state: RailState, error: ConnectionBrokenError) -> None:
+    def _on_step_timeout(self, rail: Rail, state: RailState, error: ConnectionBrokenError) -> None:
         self.messages.lead.driver.poll()  # the message may have arrived while this loop was busy
         if rail.state is not state:
             return
@@ -405,23 +409,23 @@ class Rails:
         else:
             self._fail_rail(rail, error)
 
-    def _on_up(self, rail: Rail) -> None:
+    def _on_rail_up(self, rail: Rail) -> None:
         assert rail.queue is not None
         assert rail.endpoint is not None
         self.messages.outbox.stripes.add(rail.queue)
         self.sharing.regions.add_rail(rail.queue, rail.endpoint.driver.pool)
-        rail.keep_alive = keep_alive_of(rail.queue, rail.endpoint.driver.timers, self.config)
+        rail.keep_alive = start_keep_alive(rail.queue, rail.endpoint.driver.timers, self.config)
 
     def _add_rail(self, rail: Rail) -> None:
         """Add a rail.
 
         If a rail on the same device is down, replace it, but keep its error and counts.
         """
-        for i, it in enumerate(self.rails):
-            if it.device == rail.device and it.state is _S.DOWN:
-                rail.error, rail.error_at, rail.broke_at = it.error, it.error_at, it.broke_at
-                rail.bytes_sent, rail.bytes_received = it.bytes_sent, it.bytes_received
-                rail.closed_transfers = it.transfers
+        for i, old in enumerate(self.rails):
+            if old.device == rail.device and old.state is _S.DOWN:
+                rail.error, rail.error_at, rail.broke_at = old.error, old.error_at, old.broke_at
+                rail.bytes_sent, rail.bytes_received = old.bytes_sent, old.bytes_received
+                rail.closed_transfers = old.transfers
                 self.rails[i] = rail
                 return
         self.rails.append(rail)
@@ -435,24 +439,28 @@ class Rails:
         device = endpoint.driver.context.name
         rail = Rail(device, state, self.clock(), number, endpoint, queue, offer_id)
         self._add_rail(rail)
-        self._limit(rail)
+        self._restart_step_timer(rail)
         return rail
 
-    def _make(self, device: verbs.Device, to: verbs.GID | None) -> AddressedEndpoint:
-        return AddressedEndpoint((device,), self.config, self.security, None, to, more_receives=1)
+    def _create_endpoint(self, device: verbs.Device, to: verbs.GID | None) -> AddressedEndpoint:
+        # The extra receive is for the peer's Resume (`Session.prepare_rail`).
+        return AddressedEndpoint((device,), self.config, self.security, None, to, extra_receives=1)
 
-    def _connect(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
+    def _connect_endpoint(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
         # An authenticated peer may use any address.
-        proved = self.security.auth is not None
-        endpoint.connect(remote, None if proved else self.peer, proved=proved)
+        authenticated = self.security.auth is not None
+        endpoint.connect(
+            remote, None if authenticated else self.peer, peer_authenticated=authenticated
+        )
 
-    def control(self, message: protocol.Message) -> bool:
+    def handle_control(self, message: protocol.Message) -> bool:
         """Process a message. Returns False if it does not concern the rails.
 
         Raises:
             ProtocolError: If the message is invalid.
         """
         handler = self.handlers.get(type(message))
+        # A handler returns False if the message does not concern the rails, and None otherwise.
         return handler is not None and getattr(self, f"_{handler}")(message) is not False
 
     def _find_rail(self, number: int) -> Rail:
@@ -467,7 +475,12 @@ class Rails:
         """Stop all rails whose queue pair has failed. Do not call this from within a drain."""
         for rail in self.rails:
             queue = rail.queue
-            if queue is None or not queue.failed or queue.suspended or rail.state.shown == "down":
+            if (
+                queue is None
+                or not queue.failed
+                or queue.suspended
+                or rail.state.public_state == "down"
+            ):
                 continue
             assert queue.error is not None
             self._fail_rail(rail, queue.error)
@@ -488,7 +501,7 @@ class Rails:
 
         Do not call this from within a drain.
         """
-        lead = self.lead
+        lead = self.lead_rail
         assert lead.queue is not None
         assert lead.queue.error is not None
         lead.bytes_sent, received = self._lead_bytes()
@@ -505,40 +518,40 @@ class Rails:
         if rail.state is _S.CONNECTING:  # the peer already uses this rail
             self._advance(rail, _E.READY)
             rail.ready_expected = True
-        observation.lead_moved(self.lead.device)
-        self.broken_lead, self.lead, rail.since = self.lead, rail, self.clock()
-        for it in self.rails:
-            self._limit(it)  # restart it, because the peer could not send without a lead
+        observation.lead_moved(self.lead_rail.device)
+        self.broken_lead_rail, self.lead_rail, rail.since = self.lead_rail, rail, self.clock()
+        for other in self.rails:  # restart their timers, because the peer needs a lead to send
+            self._restart_step_timer(other)
 
-    def log_lead_change(self, again: int) -> None:
-        """Log that the peer uses the new lead. `again` is the number of items to retransmit."""
-        took = 1e3 * (self.clock() - self.broken_lead.broke_at)
+    def log_lead_change(self, retransmissions: int) -> None:
+        """Log that the peer uses the new lead, and the number of items to retransmit."""
+        took = 1e3 * (self.clock() - self.broken_lead_rail.broke_at)
         text = (
-            f"is the new lead, {took:.3g} ms after {self.broken_lead.device} broke; retransmitting "
-            f"{again} frames and requests"
+            f"is the new lead, {took:.3g} ms after {self.broken_lead_rail.device} broke; "
+            f"retransmitting {retransmissions} frames and requests"
         )
-        self._log(self.lead, text, logging.WARNING)
+        self._log(self.lead_rail, text, logging.WARNING)
 
     def _on_rail_down(self, message: protocol.RailDown) -> None:
         rail = self._find_rail(message.rail)
-        if rail is self.lead and rail.state is _S.UP:
+        if rail is self.lead_rail and rail.state is _S.UP:
             raise ProtocolError("the peer has stopped the lead rail")
-        notify = rail.state is not _S.STOPPED
-        cause = protocol.rail_cause_text(message.request_id)
-        if notify:
+        must_confirm = rail.state is not _S.STOPPED  # otherwise, this side has sent its RailDown
+        cause = protocol.rail_cause_text(message.request_id)  # RailDown has it instead of an id
+        if must_confirm:
             text = f"the peer has stopped this rail{': ' if cause else ''}{cause}"
             self._record_error(rail, "is down", ConnectionBrokenError(text))
         elif rail.left_by_peer and cause:
             rail.error = ConnectionBrokenError(f"{rail.error}: {cause}")
             self._log(rail, f"broke at the peer: {cause}", logging.WARNING)
         self._advance(rail, _E.DOWN)
-        self._loop.call_soon(self._release_ended, rail, notify)
+        self._loop.call_soon(partial(self._release_ended, rail, confirm=must_confirm))
 
-    def _release_ended(self, rail: Rail, notify: bool) -> None:
-        """Release a rail that has ended on both sides. If `notify`, send RailDown to the peer."""
+    def _release_ended(self, rail: Rail, *, confirm: bool) -> None:
+        """Release a rail that has ended on both sides. If `confirm`, send RailDown to the peer."""
         self._release(rail)
         self.messages.outbox.stripes.release_held_chunks(rail.number)
-        if notify:
+        if confirm:
             self._send(protocol.RailDown(_UNKNOWN, rail.number))
 
     def _release(self, rail: Rail) -> None:
@@ -559,11 +572,11 @@ class Rails:
     def end(self, error: BaseException) -> None:
         """Stop all rails, because the connection has ended. Their queues post no more work."""
         for rail in self.rails:
-            if rail.state.shown != "down":
+            if rail.state.public_state != "down":
                 rail.since, rail.error = self.clock(), error
                 rail.error_at = rail.since
             rail.state = _S.DOWN
-            self._limit(rail)
+            self._restart_step_timer(rail)
             if rail.queue is not None:
                 rail.queue.fail(error)
 
@@ -585,7 +598,7 @@ class Rails:
         These are the connection's counts minus those of the other rails.
         """
         counts = self.messages.outbox.counts
-        others = [it for it in self.rails if it is not self.lead]
+        others = [it for it in self.rails if it is not self.lead_rail]
         sent = counts.bytes_sent - sum(rail.bytes_sent for rail in others)
         # Rails count the bytes of a message when they arrive, but the connection counts them when
         # the user receives the message. The difference can therefore be negative.
@@ -594,11 +607,11 @@ class Rails:
 
     def status(self) -> list[RailStatus]:
         """Return the status of all rails. Thread-safe."""
-        lead, lead_bytes = self.lead, self._lead_bytes()
+        lead, lead_bytes = self.lead_rail, self._lead_bytes()
         return [
             RailStatus(
                 rail.device,
-                "lead" if rail is lead and rail.state is _S.UP else rail.state.shown,
+                "lead" if rail is lead and rail.state is _S.UP else rail.state.public_state,
                 rail.since,
                 rail.error,
                 *(lead_bytes if rail is lead else (rail.bytes_sent, rail.total_bytes_received)),
@@ -616,7 +629,7 @@ class Rails:
 class OfferingRails(Rails):
     """The rails of the connecting side."""
 
-    step_limit = "connect_timeout"
+    step_timeout_field = "connect_timeout"
     handlers = Rails.handlers | {protocol.RailAnswer: "on_answer", protocol.Error: "on_refusal"}
 
     slots: dict[str, RailSlot] = field(default_factory=dict)
@@ -626,34 +639,37 @@ class OfferingRails(Rails):
 
     def begin(self) -> None:
         """Offer a rail on each further device, up to the maximum number."""
-        others = [device for device in self.devices if device.name != self.lead.device]
+        others = [device for device in self.devices if device.name != self.lead_rail.device]
         for device in others[: self.max_rails - 1]:
             self._offer(self._add_slot(device))
 
     def _add_slot(self, device: verbs.Device) -> RailSlot:
-        self.slots[device.name] = slot = RailSlot(device, self._offer, self.later)
+        self.slots[device.name] = slot = RailSlot(device, self._offer, self.call_later)
         return slot
 
-    def _on_up(self, rail: Rail) -> None:
-        super()._on_up(rail)
+    def _on_rail_up(self, rail: Rail) -> None:
+        super()._on_rail_up(rail)
         if (slot := self.slots.get(rail.device)) is not None:
-            slot.up(self.clock())
+            slot.on_rail_up(self.clock())
 
     def stop_lead(self) -> None:
         """Stop the lead, but first add a slot for its device, so that rails are offered on it."""
         for device in self.devices:
-            if device.name == self.lead.device and device.name not in self.slots:
+            if device.name == self.lead_rail.device and device.name not in self.slots:
                 with suppress(RDMAError, OSError):  # the next offer tries again
                     self._add_slot(device).watch(self.config)
         super().stop_lead()
 
-    def _release_ended(self, rail: Rail, notify: bool) -> None:
-        super()._release_ended(rail, notify)
+    def _release_ended(self, rail: Rail, *, confirm: bool) -> None:
+        super()._release_ended(rail, confirm=confirm)
         if self._is_closing or (slot := self.slots.get(rail.device)) is None:
             return
         self.waiting_slots.append(slot)
         error = rail.error
-        if not isinstance(error, RequestRefusedError) or error.code != protocol.ErrorCode.QUOTA:
+        peer_is_full = (
+            isinstance(error, RequestRefusedError) and error.code == protocol.ErrorCode.QUOTA
+        )
+        if not peer_is_full:
             while self.waiting_slots:
                 self.waiting_slots.pop(0).retry_later(self.clock())
 
@@ -670,8 +686,8 @@ class OfferingRails(Rails):
         try:
             slot.watch(self.config)
             to = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
-            endpoint = self._make(slot.device, to)
-        except UNMADE as error:
+            endpoint = self._create_endpoint(slot.device, to)
+        except CREATION_ERRORS as error:
             rail = next((rail for rail in self.rails if rail.device == name), None)
             if rail is None:
                 self._add_rail(rail := Rail(name, _S.DOWN, self.clock()))
@@ -680,10 +696,10 @@ class OfferingRails(Rails):
             )  # an earlier rail keeps its `since`
             slot.retry_later(self.clock())
             return
-        self.latest += 1
+        self.latest_number += 1
         offer_id = self.messages.controls.new_request_id()
-        self._create_rail(_S.OFFERED, self.latest, endpoint, offer_id)
-        self._send(protocol.RailOffer(offer_id, self.latest, endpoint.endpoint.pack()))
+        self._create_rail(_S.OFFERED, self.latest_number, endpoint, offer_id)
+        self._send(protocol.RailOffer(offer_id, self.latest_number, endpoint.endpoint.pack()))
 
     def _on_answer(self, answer: protocol.RailAnswer) -> None:
         rail = self._find_rail(answer.rail)
@@ -702,9 +718,9 @@ class OfferingRails(Rails):
         if rail.endpoint is None or rail.queue is None or rail.state is not _S.CONNECTING:
             return  # it has ended in the meantime
         try:
-            self._connect(rail.endpoint, remote)
+            self._connect_endpoint(rail.endpoint, remote)
             self.messages.prepare_rail(rail.queue)
-        except UNMADE as error:
+        except CREATION_ERRORS as error:
             self._fail_rail(rail, error)
         else:
             rail.queue.post(Probe(partial(self._acknowledged, rail)))
@@ -715,7 +731,7 @@ class OfferingRails(Rails):
             self._send(protocol.RailReady(0, rail.number))
         if rail.state is _S.CONNECTING:  # otherwise, sending has ended the connection
             self._advance(rail, _E.READY)
-            if self.lead.state is not _S.UP:  # the lead broke and has not been replaced yet
+            if self.lead_rail.state is not _S.UP:  # the lead broke and has not been replaced yet
                 self.messages.failover.on_rail_up()
 
     def _on_refusal(self, error: protocol.Error) -> bool:
@@ -726,7 +742,7 @@ class OfferingRails(Rails):
                     refusal = RequestRefusedError(error.code, error.text, peer=peer)
                     self._record_error(rail, "is refused", refusal)
                 self._advance(rail, _E.REFUSED)
-                self._loop.call_soon(self._release_ended, rail, False)
+                self._loop.call_soon(partial(self._release_ended, rail, confirm=False))
                 return True
         return False
 
@@ -736,7 +752,9 @@ class AnsweringRails(Rails):
     """The rails of the accepting side."""
 
     handlers = Rails.handlers | {protocol.RailOffer: "on_offer", protocol.RailReady: "on_ready"}
-    offers: Bucket = field(default_factory=lambda: Bucket(OFFER_BURST, OFFER_RATE, 0))
+    offer_limit: TokenBucket = field(
+        default_factory=lambda: TokenBucket(OFFER_BURST, OFFER_RATE, 0)
+    )
 
     def _on_ready(self, ready: protocol.RailReady) -> None:
         rail = self._find_rail(ready.rail)
@@ -745,18 +763,18 @@ class AnsweringRails(Rails):
             self._advance(rail, _E.READY)
 
     def _on_offer(self, offer: protocol.RailOffer) -> None:
-        if offer.rail != self.latest + 1:
+        if offer.rail != self.latest_number + 1:
             raise ProtocolError(
-                f"the peer offered rail {offer.rail}, but rail {self.latest + 1} is next"
+                f"the peer offered rail {offer.rail}, but rail {self.latest_number + 1} is next"
             )
-        self.latest = offer.rail
+        self.latest_number = offer.rail
         remote, now = Endpoint.unpack(offer.endpoint), self.clock()
-        if self.offers.wait(now):
+        if self.offer_limit.wait_time(now):
             self._refuse(
                 offer, protocol.ErrorCode.BUSY, "too many rails were offered in a short time"
             )
             return
-        self.offers.take(now)
+        self.offer_limit.take(now)
         self._loop.call_soon(self._answer, offer, remote)  # opening a device takes a while
 
     def _refuse(self, offer: protocol.RailOffer, code: protocol.ErrorCode, why: str) -> None:
@@ -775,8 +793,8 @@ class AnsweringRails(Rails):
             self._refuse(offer, protocol.ErrorCode.QUOTA, text)
         else:
             try:
-                endpoint = self._partner(remote, {rail.device for rail in alive})
-            except UNMADE as error:
+                endpoint = self._create_connected_endpoint(remote, {rail.device for rail in alive})
+            except CREATION_ERRORS as error:
                 self._refuse(offer, protocol.ErrorCode.INTERNAL, cause_text(error))
                 return
             rail = self._create_rail(_S.CONNECTING, offer.rail, endpoint)
@@ -784,13 +802,16 @@ class AnsweringRails(Rails):
             try:
                 assert rail.queue is not None
                 self.messages.prepare_rail(rail.queue)
-            except UNMADE as error:
+            except CREATION_ERRORS as error:
                 failure = error
+            # Answer even after a failure, because RailDown may only follow an answer.
             self._send(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
             if failure is not None and rail.state is _S.CONNECTING:  # else the connection has ended
                 self._fail_rail(rail, failure)
 
-    def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:
+    def _create_connected_endpoint(
+        self, remote: Endpoint, used_devices: set[str]
+    ) -> AddressedEndpoint:
         """Create a queue pair and connect it to the peer's.
 
         Unused devices are tried first. If one of them fails but is likely to recover, the devices
@@ -801,21 +822,22 @@ class AnsweringRails(Rails):
         to = verbs.GID(remote.gid) if remote.is_global else None
         had_rail = {rail.device for rail in self.rails}
         errors: list[Exception] = []
-        awaited = False
-        for device in sorted(self.devices, key=lambda device: device.name in used):
-            if awaited and device.name in used:
+        recovery_likely = False
+        for device in sorted(self.devices, key=lambda device: device.name in used_devices):
+            if recovery_likely and device.name in used_devices:
                 break
             try:
-                endpoint = self._make(device, to)
+                endpoint = self._create_endpoint(device, to)
                 try:
-                    self._connect(endpoint, remote)
+                    self._connect_endpoint(endpoint, remote)
                 except BaseException:
                     endpoint.close()
                     raise
-            except UNMADE as error:
+            except CREATION_ERRORS as error:
                 errors.append(error)
                 port_is_down = isinstance(error, RouteError) and error.errno == errno.ENETDOWN
-                awaited = awaited or port_is_down or device.name in had_rail
+                if port_is_down or device.name in had_rail:
+                    recovery_likely = True
             else:
                 return endpoint
         try:

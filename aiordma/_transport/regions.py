@@ -36,21 +36,21 @@ class Regions:
 
     def __init__(self, pool: MemoryPool, config: Config, lead: SendQueue) -> None:
         self.pool: MemoryPool = pool  # pool of the lead's device
-        self.lead: SendQueue = lead
+        self.lead_queue: SendQueue = lead
         self.rails: dict[SendQueue, MemoryPool] = {}  # rails that are up, other than the lead
         self._config = config
-        self._granter = self._peer = 0
+        self._own_granter = self._peer_granter = 0
         self._ended: list[int] = []
         """The ids of the peer's ended regions, as a flat list of the start and stop of each run."""
         self.shares: dict[int, Share] = {}
         self.lent_bytes: int = 0  # includes memory that was handed over but not yet received
-        self.used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
+        self.remote_regions: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
         self.pending_delivery: dict[int, Callable[[], object]] = {}
         """Functions that deliver the regions waiting for a key for the lead, by region id."""
 
     def begin(self, granter: int, peer: int) -> None:
         """Set the upper bits of region ids: `granter` for this side and `peer` for the peer."""
-        self._granter, self._peer = granter, peer
+        self._own_granter, self._peer_granter = granter, peer
         self._ids = itertools.count(granter << NUMBER_BITS)
 
     def next_id(self) -> int:
@@ -65,7 +65,7 @@ class Regions:
 
     def on_grant_sent(self, share: Share) -> None:
         """Record that the token has been queued, so that later messages may refer to the region."""
-        share.told = True
+        share.peer_knows_region = True
         share._create_rail_keys()  # for rails that came up in the meantime
 
     def renumber(self, share: Share) -> None:
@@ -113,23 +113,27 @@ class Regions:
     def check(self, token: RegionToken) -> None:
         """Raise ValueError or LeaseEndedError if this side can tell that the token is invalid."""
         region, granter = f"region {token.region_id:#x}", token.region_id >> NUMBER_BITS
-        if granter == self._granter != self._peer:
+        # On iWARP, the two are equal, and the token could be from either side.
+        if granter == self._own_granter != self._peer_granter:
             raise ValueError(f"{region} belongs to this side: only the peer can open its token")
-        if granter != self._peer:
+        if granter != self._peer_granter:
             raise ValueError(
                 f"{region} belongs to another connection: a token can be opened only on the "
                 "connection that shared the memory"
             )
-        if bisect_right(self._ended, token.region_id) % 2:
+        if self._has_ended(token.region_id):
             raise LeaseEndedError(
                 f"the lease on {region} has ended: the owner must share the memory again",
                 token.region_id,
             )
 
+    def _has_ended(self, region_id: int) -> bool:
+        return bisect_right(self._ended, region_id) % 2 == 1  # inside a run
+
     def end(self, region_id: int) -> None:
         """Record that one of the peer's regions has ended, so that `check` rejects its token."""
         ended = self._ended
-        if region_id >> NUMBER_BITS != self._peer or bisect_right(ended, region_id) % 2:
+        if region_id >> NUMBER_BITS != self._peer_granter or self._has_ended(region_id):
             return
         for bound in (region_id, region_id + 1):
             at = bisect_left(ended, bound)
@@ -138,9 +142,9 @@ class Regions:
             else:
                 ended.insert(at, bound)
         if len(ended) > MAX_ENDED:
-            del ended[:2]
+            del ended[:2]  # forget the oldest run
 
-    def use(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
+    def track(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
         """Track a region, so that its owner can end it and change its lease.
 
         `granted` is True if the owner sent the region in a RegionGrant. Only in this case does the
@@ -148,20 +152,20 @@ class Regions:
         """
         if granted:
             region._keys = {}
-        self.used[region.token.region_id] = region
+        self.remote_regions[region.token.region_id] = region
         return region
 
-    def use_with_keys(
-        self, region: RemoteRegion, keys: Keys, take: Callable[[RemoteRegion], object]
+    def track_granted(
+        self, region: RemoteRegion, keys: Keys, deliver: Callable[[RemoteRegion], object]
     ) -> None:
-        """Pass the region to `take` as soon as its key for the lead is known.
+        """Pass the region to `deliver` as soon as its key for the lead is known.
 
         The key is in the token or in `keys`, or arrives later in a RegionKey message.
         """
         region_id = region.token.region_id
-        self.use(region)
-        self.pending_delivery[region_id] = partial(take, region)
-        if not self.lead.number:
+        self.track(region)
+        self.pending_delivery[region_id] = partial(deliver, region)
+        if not self.lead_queue.number:  # the token has the key for rail 0
             self._deliver(region_id)
         else:
             region._user = None
@@ -173,22 +177,22 @@ class Regions:
             deliver()
 
     def add_key(self, region_id: int, rail: int, rkey: int) -> None:
-        region, lead = self.used.get(region_id), self.lead.number
+        region, lead = self.remote_regions.get(region_id), self.lead_queue.number
         known = (lead, *(other.number for other in self.rails))
         if rail not in known or region is None or region._keys is None:
             return
         region._keys[rail] = rkey
         if rail == lead:
-            region._move(lead)
+            region._switch_lead(lead)
             self._deliver(region_id)
 
     def on_region_end(self, region_id: int) -> None:
         """Handle the peer's message that one of its regions has ended."""
         self.end(region_id)
-        region = self.used.pop(region_id, None)
+        region = self.remote_regions.pop(region_id, None)
         if region is not None:
             region._on_revoked()
-        self._deliver(region_id)
+        self._deliver(region_id)  # its receiver gets LeaseEndedError on use
 
     # ---- rails ---------------------------------------------------------------------------
 
@@ -196,7 +200,7 @@ class Regions:
         """Add a rail, and create its keys for all shares that have been announced to the peer."""
         self.rails[rail] = pool
         for share in list(self.shares.values()):
-            if share.told:
+            if share.peer_knows_region:
                 share._create_rail_keys()
 
     def remove_rail(self, rail: SendQueue) -> None:
@@ -204,21 +208,21 @@ class Regions:
         self.rails.pop(rail, None)
         for share in list(self.shares.values()):
             share._remove_rail(rail)
-        for region in list(self.used.values()):
+        for region in list(self.remote_regions.values()):
             if region._keys is not None:
                 region._keys.pop(rail.number, None)
 
-    def move(self, lead: SendQueue) -> None:
+    def switch_lead(self, lead: SendQueue) -> None:
         """Make a working rail the lead, and switch all regions to their keys for this rail."""
-        before, self.lead, self.pool = self.lead, lead, self.rails.pop(lead)
+        old_lead, self.lead_queue, self.pool = self.lead_queue, lead, self.rails.pop(lead)
         for share in list(self.shares.values()):
-            share._remove_rail(before)  # needed if the share was created after the rail broke
+            share._remove_rail(old_lead)  # needed if the share was created after the rail broke
             try:
-                share._move(lead, self.pool)
+                share._switch_lead(lead, self.pool)
             except (RDMAError, OSError, MemoryError) as error:
                 device, why = lead.qp.context.name, cause_text(error)
                 lead.rail_broke(RDMAError(f"{share!r} cannot be opened by {device}: {why}"))
                 break
-        for region_id, region in list(self.used.items()):
-            if region._move(lead.number):
+        for region_id, region in list(self.remote_regions.items()):
+            if region._switch_lead(lead.number):
                 self._deliver(region_id)

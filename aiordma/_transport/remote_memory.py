@@ -26,7 +26,7 @@ class RemoteMemory(RemoteBase):
 
     _no_memory_hint = "the memory belongs to the peer; use Connection.read or write"
 
-    def _aim(self, range: RemoteRange) -> None:
+    def _set_range(self, range: RemoteRange) -> None:
         self._range: RemoteRange = range
         self.address: int = range.address
         self.length: int = range.length
@@ -86,7 +86,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         token: RegionToken,
         *,
         lent: bool,
-        since: float | None = None,
+        lease_start: float | None = None,
     ) -> None:
         self._sharing, self._clock = sharing, sharing.clock
         self._lent = lent
@@ -96,8 +96,8 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         """The connection, or None while the region has no key for the lead."""
         self._usable = True
         self.token = token
-        self._aim(RemoteRange.of(token))
-        self._lease_from(self._clock.now() if since is None else since, token.lease_ms)
+        self._set_range(RemoteRange.of(token))
+        self._start_lease(self._clock.now() if lease_start is None else lease_start, token.lease_ms)
 
     def __repr__(self) -> str:
         state = "" if self._usable else f" {self._end_reason or 'given up'}"
@@ -177,9 +177,9 @@ class RemoteRegion(RemoteMemory, AsyncContext):
             lambda number: protocol.RegionRenew(number, region_id, lease_ms)
         )
 
-    def _lease_from(self, since: float, lease_ms: int) -> None:
-        """Start a lease of `lease_ms` milliseconds at time `since`. 0 means no time limit."""
-        self._deadline = since + lease_ms / 1000 if lease_ms else math.inf
+    def _start_lease(self, lease_start: float, lease_ms: int) -> None:
+        """Start a lease of `lease_ms` milliseconds at time `lease_start`. 0 means no time limit."""
+        self._deadline = lease_start + lease_ms / 1000 if lease_ms else math.inf
         self._wake()
 
     def _on_revoked(self) -> None:
@@ -188,7 +188,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
             self._deadline: float = -math.inf
             self._mark_unusable()
 
-    def _move(self, lead: int) -> bool:
+    def _switch_lead(self, lead: int) -> bool:
         """Switch to the key for the new lead. Returns whether the region has this key.
 
         If the key is missing, the owner will send it or end the region. A region that was opened
@@ -276,7 +276,7 @@ class RemoteSlice(RemoteMemory):
     def __init__(self, region: RemoteRegion, range: RemoteRange) -> None:
         self.region: RemoteRegion = region
         self._root: RemoteRegion = region
-        self._aim(range)
+        self._set_range(range)
 
     def __repr__(self) -> str:
         return f"<{self.region!r}[{self._range.offset}:{self._range.offset + self._range.length}]>"

@@ -36,7 +36,7 @@ from ..mr_pool import LocalMemory, MemoryPool
 # The kernel does not allow windows on read-only memory (EFAULT) or on a dma-buf (EINVAL). See
 # ib_umem_get and UVERBS_METHOD_REG_DMABUF_MR in Linux. A share of such memory uses the key of a
 # memory region instead.
-WITHOUT_WINDOWS = frozenset({errno.EFAULT, errno.EINVAL})
+WINDOWS_UNSUPPORTED = frozenset({errno.EFAULT, errno.EINVAL})
 
 GRACE = 0.01
 """The time after a lease, in seconds, for the loop to close a key whose bind is in progress."""
@@ -77,7 +77,7 @@ class ShareKey:
         else:
             self._on_ready = callback
 
-    def replace(self, key: ShareKey) -> None:
+    def transfer_callback(self, key: ShareKey) -> None:
         """Transfer the `on_ready` callback to `key`, which replaces this key."""
         on_ready, self._on_ready = self._on_ready, None
         if on_ready is not None:
@@ -181,6 +181,7 @@ class WindowKey(ShareKey):
             self._queue.post_checked(invalidation)
         elif not self._in_flight or self._queue.failed:
             self._free()
+        # Otherwise, the send queue is full, and `on_finished` frees the window after the bind.
 
     def _free(self) -> None:
         self._window.close()
@@ -226,7 +227,7 @@ def make_key(pool: MemoryPool, queue: SendQueue, memory: LocalMemory, rights: Ri
         try:
             mr = memory._expose(pool.pd, local | verbs.AccessFlags.MW_BIND, 0, len(memory))
         except VerbsError as error:
-            if error.errno not in WITHOUT_WINDOWS:
+            if error.errno not in WINDOWS_UNSUPPORTED:
                 raise
         else:
             try:

@@ -41,16 +41,17 @@ class Share:
         self._sharing, self._clock = sharing, sharing.clock
         self._memory = memory
         regions = sharing.regions
-        key = share_keys.make_key(regions.pool, regions.lead, memory, rights)
-        self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead: key}
-        self._replaced: share_keys.ShareKey | None = None  # the last key, until a new lead has one
-        self.told = False
+        key = share_keys.make_key(regions.pool, regions.lead_queue, memory, rights)
+        self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead_queue: key}
+        self._last_key: share_keys.ShareKey | None = None  # the last key, until a new lead has one
+        self.peer_knows_region = False
         """Whether the peer knows the region, so that keys for other rails must be announced."""
         memory._pin()
         self._ended = False
         self._keys_expired = False  # the lease thread has ended the keys
         self._deadline: Deadline | None = None
-        self._grace: Deadline | None = None  # pause after the deadline for a bind in progress
+        # The end of the pause after `_deadline` in which a bind in progress may complete.
+        self._grace_deadline: Deadline | None = None
         self.region_id = region_id
         self.rights = rights
         self.token: RegionToken = RegionToken(
@@ -76,10 +77,10 @@ class Share:
                 if self._oldest_key is key and not self._ended:
                     await self._sharing.wait_lead_change()
                 continue
-            others = [it.ready for it in self._keys.values() if not it.ready.done()]
-            if others:
-                await asyncio.wait(others)
-            elif self._replaced is None:
+            pending = [other.ready for other in self._keys.values() if not other.ready.done()]
+            if pending:
+                await asyncio.wait(pending)
+            elif self._last_key is None:
                 return
             else:
                 await self._sharing.wait_lead_change()
@@ -104,7 +105,7 @@ class Share:
     @property
     def _oldest_key(self) -> share_keys.ShareKey:
         """The oldest key. All keys end together, so its state is the state of the share."""
-        first = next(iter(self._keys.values()), self._replaced)
+        first = next(iter(self._keys.values()), self._last_key)
         assert first is not None
         return first
 
@@ -115,34 +116,36 @@ class Share:
         key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
         if self._lease_has_expired():
             key.close()  # the lease thread may have missed the new key
-        elif self.told:
+        elif self.peer_knows_region:
             key.on_ready(partial(self._announce_key, rail))
 
     def _create_rail_keys(self) -> None:
-        """Create a key for each rail except the lead. If this fails, `_move` tries again."""
+        """Create a key for each rail except the lead. If this fails, `_switch_lead` tries again."""
         for rail, pool in self._sharing.regions.rails.items():
             with suppress(RDMAError, OSError, MemoryError):
                 self._add_rail(rail, pool)
 
-    def _move(self, lead: SendQueue, pool: MemoryPool) -> None:
+    def _switch_lead(self, lead: SendQueue, pool: MemoryPool) -> None:
         """Switch to a new lead. Raises an exception if its device cannot use the memory."""
         if self._ended:
             return
         self._add_rail(lead, pool)
-        before, self._replaced, key = self._replaced, None, self._keys[lead]
-        if before is None or self.told:
+        last_key, self._last_key, key = self._last_key, None, self._keys[lead]
+        if last_key is None or self.peer_knows_region:
             self.token = replace(self.token, rkey=key.rkey)
             return
+        # The program may have passed on the token, whose key no longer exists. Replace the token,
+        # because the peer ignores new keys for a region without a RegionGrant.
         self._sharing.notify(protocol.RegionEnd(0, self.region_id))  # ends the previous token
         self._sharing.regions.renumber(self)
         self.token = replace(self.token, region_id=self.region_id, rkey=key.rkey)
-        before.replace(key)
+        last_key.transfer_callback(key)
 
     def _announce_key(self, rail: SendQueue) -> None:
         key = self._keys.get(rail)
         if key is not None and not self.revoked:
-            news = protocol.RegionKey(0, self.region_id, rail.number, key.rkey)
-            key.withdraw_announcement = self._sharing.notify(news)
+            announcement = protocol.RegionKey(0, self.region_id, rail.number, key.rkey)
+            key.withdraw_announcement = self._sharing.notify(announcement)
 
     def _remove_rail(self, rail: SendQueue) -> None:
         """Remove a rail before its queue pair is destroyed.
@@ -159,7 +162,7 @@ class Share:
         if self._keys:
             key.notify_ready()
         else:
-            self._replaced = key
+            self._last_key = key
 
     @property
     def revoked(self) -> bool:
@@ -201,25 +204,25 @@ class Share:
             BufferStateError: If the share has ended.
         """
         lease = lease_seconds(lease)
-        if not self._lease_from_now(lease, at_least=True):
+        if not self._restart_lease(lease, extend_only=True):
             raise BufferStateError(f"{self!r} has ended: share the memory again")
         await self._sharing.send(protocol.RegionLease(0, self.region_id, milliseconds(lease)))
-        self._lease_from_now(lease)
+        self._restart_lease(lease)
 
-    def _lease_from_now(self, lease: float | None, *, at_least: bool = False) -> bool:
+    def _restart_lease(self, lease: float | None, *, extend_only: bool = False) -> bool:
         """Restart the lease now. Returns False if the share has ended.
 
-        With `at_least`, the lease is never shortened. If no lease thread can be started, the share
-        ends and RDMAError is raised.
+        With `extend_only`, the lease is never shortened. If no lease thread can be started, the
+        share ends and RDMAError is raised.
         """
-        before = self._deadline
+        old_deadline = self._deadline
         when = None if lease is None else self._clock.now() + lease
-        shorter = when is not None and (before is None or when < before.when)
-        if before is not None and not (at_least and shorter):
-            before.cancel()
+        shorter = when is not None and (old_deadline is None or when < old_deadline.when)
+        if old_deadline is not None and not (extend_only and shorter):
+            old_deadline.cancel()
         if self._ended or self._lease_has_expired():
             return False
-        if not (at_least and shorter):
+        if not (extend_only and shorter):
             self._deadline = None
             if when is not None:
                 try:
@@ -233,10 +236,12 @@ class Share:
         """End the keys in the lease thread when the lease expires. The loop then ends the share."""
         self._keys_expired = True
         try:
-            late = [key for key in list(self._keys.values()) if not key.try_end()]
-            if late:
+            working_keys = [key for key in list(self._keys.values()) if not key.try_end()]
+            if working_keys:
                 when = self._clock.now() + share_keys.GRACE
-                self._grace = lease_thread.schedule(self._clock, when, partial(force_end_all, late))
+                self._grace_deadline = lease_thread.schedule(
+                    self._clock, when, partial(force_end_all, working_keys)
+                )
         finally:
             self._sharing.call_soon(self._on_expired)
 
@@ -250,8 +255,8 @@ class Share:
         self._ended = True
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._grace is not None:
-            self._grace.cancel()
+        if self._grace_deadline is not None:
+            self._grace_deadline.cancel()
         with ExitStack() as closing:  # closes all keys, even if closing one fails
             for key in self._keys.values():
                 closing.callback(key.close)

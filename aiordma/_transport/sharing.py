@@ -89,7 +89,7 @@ class Request(NamedTuple):
     """A request to the peer that is waiting for a response."""
 
     response: asyncio.Future[Any]
-    since: float
+    sent_at: float
     message: protocol.Message
 
 
@@ -105,9 +105,9 @@ class Sharing:
         self._controls = messages.controls
         self._waiter_error = owner.error_for
         self._loop = asyncio.get_running_loop()
-        self._forks = fork.generation()
+        self._fork_generation = fork.generation()
         sealing = messages.outbox.sealing
-        self._sealed = sealing is not None and not sealing.memory_in_clear
+        self._forbids_memory_access = sealing is not None and not sealing.memory_in_clear
         self._requests: dict[int, Request] = {}
         self.arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
@@ -117,7 +117,7 @@ class Sharing:
 
     def check_allowed(self) -> None:
         """Raise UnencryptedError if the connection does not allow unencrypted memory access."""
-        if self._sealed:
+        if self._forbids_memory_access:
             raise UnencryptedError
 
     # ---- this side's memory --------------------------------------------------------------
@@ -138,7 +138,7 @@ class Sharing:
         memory._check()
         share = Share(self, self.regions.next_id(), memory, rights, lease)
         if start_lease:
-            share._lease_from_now(lease)
+            share._restart_lease(lease)
         self.regions.add(share)
         return share
 
@@ -146,11 +146,11 @@ class Sharing:
         """Return the region for a token passed in by the program."""
         self.check_allowed()
         self.regions.check(token)
-        known = self.regions.used.get(token.region_id)
+        known = self.regions.remote_regions.get(token.region_id)
         # Ignore the rkey, which changes whenever the owner switches to another lead.
         if known is not None and known._usable and replace(known.token, rkey=token.rkey) == token:
             return known
-        return self.regions.use(RemoteRegion(self, token, lent=False), granted=False)
+        return self.regions.track(RemoteRegion(self, token, lent=False), granted=False)
 
     async def share(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
         share = self.create_share(memory, rights, lease, start_lease=False)
@@ -158,7 +158,7 @@ class Sharing:
         try:
             share._create_rail_keys()
             await share.ready()  # the peer cannot use the share earlier
-            share._lease_from_now(lease)
+            share._restart_lease(lease)
             sent = self.send(protocol.RegionGrant(0, share.token, share._rail_keys()))
             self.regions.on_grant_sent(share)
             await sent
@@ -169,12 +169,12 @@ class Sharing:
                 self._controls.withdraw(sent)
             share._end(notify=sent is not None)
             raise
-        share._lease_from_now(lease)  # again, now that the peer's device has the token
+        share._restart_lease(lease)  # again, now that the peer's device has the token
         return share
 
     def on_lead_change(self, lead: SendQueue) -> None:
         """Switch all regions to a new lead, and wake the tasks waiting in `wait_lead_change`."""
-        self.regions.move(lead)
+        self.regions.switch_lead(lead)
         self._lead_waiters.wake_all()
 
     async def wait_lead_change(self) -> None:
@@ -201,7 +201,7 @@ class Sharing:
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> None:
         """Schedule a function in the event loop, unless the loop is closed. Thread-safe."""
-        if self._forks == fork.generation():
+        if self._fork_generation == fork.generation():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(callback, *args)
 
@@ -234,7 +234,7 @@ class Sharing:
     def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
         internal = protocol.ErrorCode.INTERNAL
         try:
-            if loan._lease_from_now(lease):  # the key works from now on
+            if loan._restart_lease(lease):  # the key works from now on
                 grant = protocol.RegionGrant(request_id, loan.token, loan._rail_keys())
                 self._controls.send(grant)
                 self.regions.on_grant_sent(loan)
@@ -249,7 +249,7 @@ class Sharing:
             logger.info("rejecting a memory request of %s: %s", self.owner.peer_name, text)
         self._controls.send(protocol.Error(request_id, code, text))
 
-    def _extend(self, request: protocol.RegionRenew) -> None:
+    def _renew_lease(self, request: protocol.RegionRenew) -> None:
         """Grant or refuse the peer's request to renew a lease."""
         share = self.regions.shares.get(request.region_id)
         lease = self.regions.lease_for(request.lease_ms)
@@ -259,7 +259,7 @@ class Sharing:
             self._refuse(request_id, code.ACCESS, text)
             return
         try:
-            if share is not None and share._lease_from_now(lease, at_least=True):
+            if share is not None and share._restart_lease(lease, extend_only=True):
                 renewed = protocol.RegionLease(request_id, share.region_id, milliseconds(lease))
                 self._controls.send(renewed)
             else:
@@ -346,8 +346,8 @@ class Sharing:
 
     # ---- control messages of the peer ----------------------------------------------------
 
-    def control(self, message: protocol.Message) -> None:
-        if self._sealed and not isinstance(message, protocol.Error):
+    def handle_control(self, message: protocol.Message) -> None:
+        if self._forbids_memory_access and not isinstance(message, protocol.Error):
             raise ProtocolError(
                 f"the peer sent a {type(message).__name__}, but this connection does not "
                 f"allow memory operations (encrypt=True)"
@@ -356,7 +356,7 @@ class Sharing:
             case protocol.RegionRequest():
                 self._lend(message)
             case protocol.RegionGrant():
-                self._granted(message)
+                self._on_grant(message)
             case protocol.RegionReturn():
                 share = self.regions.shares.get(message.region_id)
                 # If the loan is missing, its lease may have just expired. This is not an error.
@@ -369,9 +369,9 @@ class Sharing:
                 if share is not None:
                     share._end(notify=False)
             case protocol.RegionRenew():
-                self._extend(message)
+                self._renew_lease(message)
             case protocol.RegionLease():
-                self._renewed(message)
+                self._on_lease_renewed(message)
             case protocol.RegionKey():
                 self.regions.add_key(message.region_id, message.rail, message.rkey)
             case protocol.RegionEnd():
@@ -380,25 +380,26 @@ class Sharing:
                 request = self._finish_request(message.request_id)
                 if request is None:
                     raise ProtocolError("the peer refused a request that this side did not make")
-                peer = self.regions.lead.peer
+                peer = self.regions.lead_queue.peer
                 refused = RequestRefusedError(message.code, message.text, peer=peer)
                 settle(request.response, None, refused)
             case _:
                 raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")
 
-    def _granted(self, grant: protocol.RegionGrant) -> None:
-        if not grant.request_id:
+    def _on_grant(self, grant: protocol.RegionGrant) -> None:
+        if not grant.request_id:  # the peer has called `send_region`
             if len(self.arrived) + len(self.regions.pending_delivery) >= self._config.max_regions:
                 raise ProtocolError(
                     f"the peer has handed over too many regions: more than "
                     f"{self._config.max_regions} are waiting to be received (Config.max_regions)"
                 )
             region = RemoteRegion(self, grant.token, lent=False)
-            self.regions.use_with_keys(region, grant.keys, self.arrived.add)
+            self.regions.track_granted(region, grant.keys, self.arrived.add)
             return
         request = self._requests.get(grant.request_id)
         if request is None or not isinstance(requested := request.message, protocol.RegionRequest):
             raise ProtocolError("the peer granted a request that this side did not make")
+        # At most one region per request and `max_regions` unrequested ones may wait for their keys.
         if len(self.regions.pending_delivery) >= len(self._requests) + self._config.max_regions:
             raise ProtocolError("the peer granted a request more than once")
         if grant.token.length != requested.length or requested.access & ~grant.token.access:
@@ -406,16 +407,16 @@ class Sharing:
                 f"the peer granted {grant.token.length} bytes with {grant.token.access!r}, but "
                 f"{requested.length} bytes with {requested.access!r} were requested"
             )
-        region = RemoteRegion(self, grant.token, lent=True, since=request.since)
-        take = partial(self._deliver_loan, request, grant.request_id)
-        self.regions.use_with_keys(region, grant.keys, take)
+        region = RemoteRegion(self, grant.token, lent=True, lease_start=request.sent_at)
+        deliver = partial(self._deliver_loan, request, grant.request_id)
+        self.regions.track_granted(region, grant.keys, deliver)
 
     def _deliver_loan(self, request: Request, request_id: int, region: RemoteRegion) -> None:
         self._finish_request(request_id)
         if not settle(request.response, region):
             region._drop()
 
-    def _renewed(self, lease: protocol.RegionLease) -> None:
+    def _on_lease_renewed(self, lease: protocol.RegionLease) -> None:
         since = self.clock.now()
         if lease.request_id:
             request = self._requests.get(lease.request_id)
@@ -427,11 +428,11 @@ class Sharing:
             ):
                 raise ProtocolError("the peer renewed a lease that it was not asked to renew")
             self._finish_request(lease.request_id)
-            since = request.since
+            since = request.sent_at
             settle(request.response)
-        region = self.regions.used.get(lease.region_id)
+        region = self.regions.remote_regions.get(lease.region_id)
         if region is not None:
-            region._lease_from(since, lease.lease_ms)
+            region._start_lease(since, lease.lease_ms)
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -441,7 +442,7 @@ class Sharing:
             return
         self._ended = error
         self.end_keys()
-        for region in list(self.regions.used.values()):
+        for region in list(self.regions.remote_regions.values()):
             region._wake()
         for request in self._requests.values():
             settle(request.response, None, self._waiter_error(error))
@@ -468,7 +469,7 @@ class Sharing:
     @property
     def ended(self) -> bool:
         """Whether the connection has ended or was inherited from the parent process by a fork."""
-        return self._ended is not None or self._forks != fork.generation()
+        return self._ended is not None or self._fork_generation != fork.generation()
 
     @property
     def shared(self) -> int:
@@ -480,5 +481,5 @@ class Sharing:
         return {
             "shared_regions": self.shared,
             "lent_bytes": self.regions.lent_bytes,
-            "remote_regions": len(self.regions.used),
+            "remote_regions": len(self.regions.remote_regions),
         }

@@ -18,7 +18,12 @@ from ssl import SSLCertVerificationError, SSLEOFError
 from typing import cast
 
 from .._core import protocol
-from .._core.refusal import REFUSAL_SIZE, REJECTED_BY_APPLICATION, is_of_key, unpack_refusal
+from .._core.refusal import (
+    REFUSAL_SIZE,
+    REJECTED_BY_APPLICATION,
+    is_missing_key_refusal,
+    unpack_refusal,
+)
 from .._event_loop.driver import writable
 from .._native import fork
 from .._native.calls import failure
@@ -104,7 +109,7 @@ class TCPLink(asyncio.Protocol):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._on_end: Callable[[str], None] | None = None
-        self._on_ended: Callable[[int], None] | None = None
+        self._on_member_ended: Callable[[int], None] | None = None
 
     # ---- asyncio.Protocol ----------------------------------------------------------------
 
@@ -117,7 +122,7 @@ class TCPLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         if self._on_end is not None:
-            self._take_ended()
+            self._process_ended_numbers()
         elif len(self._received) > MAX_READ_AHEAD:
             assert self._transport is not None
             self._transport.pause_reading()
@@ -127,7 +132,7 @@ class TCPLink(asyncio.Protocol):
         self._is_lost = True
         self._error = exc
         if self._on_end is not None:
-            self._take_ended()
+            self._process_ended_numbers()
         self._wake()
 
     def _wake(self) -> None:
@@ -193,19 +198,19 @@ class TCPLink(asyncio.Protocol):
         )
 
     async def _read(self, size: int) -> bytes:
-        came = self._received
-        while len(came) < size:
+        received = self._received
+        while len(received) < size:
             if self._error is not None:
                 raise self._handshake_error(self._error) from self._error
             if self._is_lost:
                 raise HandshakeBrokenError(
-                    f"{self._peer} closed the bootstrap connection after {len(came)} bytes; "
+                    f"{self._peer} closed the bootstrap connection after {len(received)} bytes; "
                     f"{VIA_HINT}"
                 )
             self._waiter = self._loop.create_future()
             await self._waiter
-        data = bytes(came[:size])
-        del came[:size]
+        data = bytes(received[:size])
+        del received[:size]
         return data
 
     def _handshake_error(self, error: Exception) -> HandshakeBrokenError:
@@ -216,18 +221,18 @@ class TCPLink(asyncio.Protocol):
     # ---- after the bootstrap -------------------------------------------------------------
 
     def established(
-        self, on_end: Callable[[str], None], on_ended: Callable[[int], None] | None = None
+        self, on_end: Callable[[str], None], on_member_ended: Callable[[int], None] | None = None
     ) -> None:
         """Finish the bootstrap and start calling the given callbacks.
 
         `on_end` is called once, with the reason, when the socket is closed or the peer sends
-        unexpected data. `on_ended` is called with the number of each connection that the peer
-        reports as ended. If `on_ended` is None, the peer must not send such reports.
+        unexpected data. `on_member_ended` is called with the number of each connection that the
+        peer reports as ended. If `on_member_ended` is None, the peer must not send such reports.
         """
         self._on_end = on_end
-        self._on_ended = on_ended
+        self._on_member_ended = on_member_ended
         if self._received or self._is_lost:
-            self._loop.call_soon(self._take_ended)
+            self._loop.call_soon(self._process_ended_numbers)
 
     def send_ended(self, numbers: list[int]) -> None:
         """Send the numbers of ended connections. Abort the socket if the peer does not read."""
@@ -237,15 +242,15 @@ class TCPLink(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > MAX_UNSENT:
             self._transport.abort()
 
-    def _take_ended(self) -> None:
+    def _process_ended_numbers(self) -> None:
         """Process the connection numbers that have arrived. Treat other data as an error."""
-        while self._on_ended is not None and len(self._received) >= _ENDED.size:
+        while self._on_member_ended is not None and len(self._received) >= _ENDED.size:
             magic, number = _ENDED.unpack_from(self._received)
             if magic != ENDED:
                 break
             del self._received[: _ENDED.size]
-            self._on_ended(number)
-        if self._on_ended is not None and ENDED.startswith(bytes(self._received[:4])):
+            self._on_member_ended(number)
+        if self._on_member_ended is not None and ENDED.startswith(bytes(self._received[:4])):
             if not self._is_lost:
                 return  # the rest has not arrived yet
             self._received.clear()
@@ -253,7 +258,7 @@ class TCPLink(asyncio.Protocol):
 
     def _end(self) -> None:
         on_end, self._on_end = self._on_end, None
-        self._on_ended = None
+        self._on_member_ended = None
         if on_end is None:
             return  # closed in the meantime
         reason = "the peer sent data after the bootstrap" if self._received else UNANNOUNCED
@@ -261,7 +266,7 @@ class TCPLink(asyncio.Protocol):
         on_end(f"{reason} (the socket of the TCP bootstrap{error})")
 
     def close(self) -> None:
-        self._on_end = self._on_ended = None
+        self._on_end = self._on_member_ended = None
 
     def release(self) -> None:
         fork.remove_socket(self._inode)
@@ -277,7 +282,7 @@ def refusal(data: bytes) -> RejectedError | ProtocolError | AuthenticationError:
     why = unpack_refusal(data)
     if why is None:
         return ProtocolError(f"invalid refusal from the peer: {data[:8]!r}")
-    if is_of_key(data):
+    if is_missing_key_refusal(data):
         return AuthenticationError(NOT_THE_SAME_KEY)
     why = why or "the connection was rejected"
     return RejectedError(why, reason=REJECTED_BY_APPLICATION, private_data=data, event="")
@@ -323,9 +328,10 @@ async def open_link(address: Address, source: Address | None, security: Security
     except OSError as error:
         if error.errno in SHORTAGES:
             raise failure("socket", error.errno or 0, f"to {host_port(address)}") from error
-        begin = f" from {source[0]}" if source else ""
+        from_source = f" from {source[0]}" if source else ""
         raise UnreachableError(
-            f"no route{begin} to {host_port(address)}: {error.strerror}", status=-(error.errno or 0)
+            f"no route{from_source} to {host_port(address)}: {error.strerror}",
+            status=-(error.errno or 0),
         ) from error
     tls = security.tls
     loop = asyncio.get_running_loop()

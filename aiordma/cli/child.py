@@ -19,7 +19,7 @@ START_TIMEOUT = 120.0
 # How long a child may take to exit before it is killed, in seconds.
 GRACE = 5.0
 # How long to wait, in seconds, for a child to exit after its connection has broken.
-LAST_BREATH = 3.0
+EXIT_WAIT = 3.0
 
 
 class ChildError(Exception):
@@ -43,8 +43,8 @@ class Child:
         death = asyncio.create_task(self._process.wait())
         try:
             await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() or broke(task.exception()):
-                await asyncio.wait({death}, timeout=LAST_BREATH)
+            if not task.done() or is_connection_loss(task.exception()):
+                await asyncio.wait({death}, timeout=EXIT_WAIT)
                 if death.done():
                     raise ChildError(f"the server process {describe(death.result())}")
             return await task
@@ -54,7 +54,7 @@ class Child:
             await asyncio.gather(task, death, return_exceptions=True)
 
 
-def broke(error: BaseException | None) -> bool:
+def is_connection_loss(error: BaseException | None) -> bool:
     """Return whether the child's death may have caused `error`.
 
     Every connection error counts except ConnectionClosedError, which reports a clean close.
@@ -81,12 +81,12 @@ async def listening_child(command: Sequence[str]) -> AsyncIterator[Child]:
         *command, stdin=PIPE, stdout=PIPE, start_new_session=True
     )
     try:
-        yield await announced(process)
+        yield await read_address(process)
     finally:
         await end(process)
 
 
-async def announced(process: Process) -> Child:
+async def read_address(process: Process) -> Child:
     assert process.stdout is not None
     try:
         async with asyncio.timeout(START_TIMEOUT):

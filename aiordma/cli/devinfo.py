@@ -48,8 +48,8 @@ def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
     else:
         console = Console()
         if missing is not None:
-            told = f"No system devices: {escape(str(missing))}\n"
-            console.print(told, style="yellow", highlight=False)
+            warning = f"No system devices: {escape(str(missing))}\n"
+            console.print(warning, style="yellow", highlight=False)
         elif not device and all(each.library.name == "embedded" for each in devices):
             console.print("The system has no RDMA device. Run aiordma doctor to see why.\n")
         for each, info in found:
@@ -62,7 +62,7 @@ def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
 
 
 def device_to_plain(device: verbs.Device, info: DeviceInfo) -> dict[str, object]:
-    told: dict[str, object] = {
+    result: dict[str, object] = {
         "name": device.name,
         "library": device.library.name,
         "node_type": json_value(device.node_type),
@@ -72,13 +72,13 @@ def device_to_plain(device: verbs.Device, info: DeviceInfo) -> dict[str, object]
         "problem": info.problem or None,
     }
     if info.extended is not None:
-        beyond = json_value(info.extended)
-        assert isinstance(beyond, dict)
-        told["num_comp_vectors"] = info.num_comp_vectors
-        told["attributes"] = beyond.pop("orig_attr")
-        told["extended_attributes"] = beyond
-        told["ports"] = [port_to_plain(port) for port in info.ports]
-    return told
+        extended = json_value(info.extended)
+        assert isinstance(extended, dict)
+        result["num_comp_vectors"] = info.num_comp_vectors
+        result["attributes"] = extended.pop("orig_attr")
+        result["extended_attributes"] = extended
+        result["ports"] = [port_to_plain(port) for port in info.ports]
+    return result
 
 
 def port_to_plain(port: PortInfo) -> dict[str, object]:

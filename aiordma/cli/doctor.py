@@ -37,7 +37,7 @@ def doctor(as_json: bool) -> None:
     findings = examine(facts)
     conclusion = conclude(facts, findings)
     if as_json:
-        told = {
+        report = {
             "status": conclusion.status,
             "summary": conclusion.text,
             "versions": {
@@ -47,7 +47,7 @@ def doctor(as_json: bool) -> None:
             },
             "findings": [asdict(finding) for finding in findings],
         }
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(report, indent=2))
     else:
         show(Console(), findings, conclusion)
     raise SystemExit(conclusion.status)
@@ -56,10 +56,10 @@ def doctor(as_json: bool) -> None:
 def show(console: Console, findings: list[Finding], conclusion: Conclusion) -> None:
     rows = table("verdict", "check", "finding and advice")
     for finding in findings:
-        told = escape(finding.text)
+        text = escape(finding.text)
         if finding.advice:
-            told += f"\n[bold]-> {escape(finding.advice)}[/]"
+            text += f"\n[bold]-> {escape(finding.advice)}[/]"
         colour = COLOURS[finding.verdict]
-        rows.add_row(f"[{colour}]{finding.verdict}[/]", escape(finding.check), told)
+        rows.add_row(f"[{colour}]{finding.verdict}[/]", escape(finding.check), text)
     console.print(rows)
     console.print(conclusion.text, highlight=False)

@@ -192,13 +192,13 @@ def memlock(facts: Facts) -> Iterator[UnnamedFinding]:
     if facts.memlock >= RECOMMENDED_MEMLOCK:
         yield OK, text
         return
-    below = facts.memlock_hard == resource.RLIM_INFINITY or facts.memlock_hard > facts.memlock
-    itself = "run `ulimit -l hard` in the shell, or " if below else ""
+    can_raise = facts.memlock_hard == resource.RLIM_INFINITY or facts.memlock_hard > facts.memlock
+    shell_hint = "run `ulimit -l hard` in the shell, or " if can_raise else ""
     too_little = facts.memlock < MIN_MEMLOCK
     yield (
         PROBLEM if too_little else WARNING,
         text + (", not enough for a program" if too_little else ", not enough for large messages"),
-        itself + RAISE_MEMLOCK,
+        shell_hint + RAISE_MEMLOCK,
     )
 
 
@@ -208,8 +208,8 @@ def ports(facts: Facts) -> Iterator[UnnamedFinding]:
 
     The findings are problems if the machine has no active port, and warnings otherwise.
     """
-    some = any(port.is_active for device in facts.devices for port in device.ports)
-    wrong = WARNING if some else PROBLEM
+    any_active = any(port.is_active for device in facts.devices for port in device.ports)
+    wrong = WARNING if any_active else PROBLEM
     for device in facts.devices:
         if device.problem:
             yield (
@@ -232,11 +232,11 @@ def ports(facts: Facts) -> Iterator[UnnamedFinding]:
 def gids(facts: Facts) -> Iterator[UnnamedFinding]:
     """Check that active ports have addresses that other machines can reach."""
     active = [(device, port) for device in facts.devices for port in device.ports if port.is_active]
-    some = any(port.usable_gids for _, port in active)
+    any_usable = any(port.usable_gids for _, port in active)
     for device, port in active:
         name = f"port {port.attributes.port_num} of {device.name}"
         if not port.gids:
-            yield WARNING if some else PROBLEM, f"{name} has no GID", GIVE_ADDRESS
+            yield WARNING if any_usable else PROBLEM, f"{name} has no GID", GIVE_ADDRESS
             continue
         best = min(port.usable_gids or port.gids, key=verbs.GIDEntry.preference)
         if problem := best.problem():

@@ -73,7 +73,9 @@ def echo(
             chosen, names = chosen_devices(device)
             host = host or own_address(chosen)
             rows = plans(sizes, None if file is None else file.read_bytes())
-            report = runner.run(both_ends(chosen, names, via, host, loop, rows, count, time_limit))
+            report = runner.run(
+                run_client_and_server(chosen, names, via, host, loop, rows, count, time_limit)
+            )
         except MemoryError as error:
             raise click.ClickException(NO_MEMORY) from error
         except (aiordma.RDMAError, ChildError, OSError) as error:
@@ -86,7 +88,7 @@ def echo(
         raise SystemExit(1)
 
 
-async def both_ends(
+async def run_client_and_server(
     device: verbs.Device,
     names: str,
     via: Via,

@@ -132,9 +132,9 @@ def transport_options(command: Command) -> Command:
 
 
 def connection_options(command: Command) -> Command:
-    told = "Address to listen on [default: an address of the device]."
+    help_text = "Address to listen on [default: an address of the device]."
     return transport_options(
-        click.option("--host", metavar="ADDRESS", help=told, callback=plain_host)(command)
+        click.option("--host", metavar="ADDRESS", help=help_text, callback=plain_host)(command)
     )
 
 

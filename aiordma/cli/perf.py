@@ -225,20 +225,20 @@ def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: MeasurementOpt
         try:
             for target in asked.targets:
                 check_target(target)
-            told = runner.run(run())
+            result = runner.run(run())
         except MemoryError as error:
             raise click.ClickException(NO_MEMORY) from error
         except FAILURES as error:
             raise click.ClickException(str(error) or type(error).__name__) from error
     if asked.as_json:
-        click.echo(json.dumps(told, indent=1))
+        click.echo(json.dumps(result, indent=1))
     else:
-        show(Console(width=None if sys.stdout.isatty() else 132), told, asked.cpu)
+        show(Console(width=None if sys.stdout.isatty() else 132), result, asked.cpu)
     for target in asked.targets:
-        draw([told], target)
-    if not told["verified"]:
+        draw([result], target)
+    if not result["verified"]:
         raise SystemExit(1)
-    if told["interrupted"]:
+    if result["interrupted"]:
         raise SystemExit(INTERRUPTED)
 
 
@@ -315,15 +315,15 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
     ) as progress:
         bar = progress.add_task("", total=len(settings.sizes))
 
-        def of(number: int) -> Callable[[float], None]:
+        def updater_for(number: int) -> Callable[[float], None]:
             text = f"{settings.operation} {settings.metric}, {size_text(settings.sizes[number])}"
 
-            def told(part: float) -> None:
+            def update(part: float) -> None:
                 progress.update(bar, description=text, completed=number + part, refresh=True)
 
-            return told
+            return update
 
-        yield of
+        yield updater_for
 
 
 @perf.command()

@@ -209,24 +209,24 @@ def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -
     rows = [row for row in record["results"] if row["latency_us"]]
     sizes = [row["size"] or EMPTY for row in rows]
 
-    def of(which: str, key: str) -> list[float]:
+    def column(which: str, key: str) -> list[float]:
         return [row[which][key] for row in rows]
 
     axes.fill_between(
         sizes,
-        of("latency_us", "min"),
-        of("latency_us", "p99"),
+        column("latency_us", "min"),
+        column("latency_us", "p99"),
         color=colour,
         alpha=0.14,
         linewidth=0,
         label=f"{name}min to p99",
     )
     line: dict[str, Any] = {"color": colour, "marker": marker}
-    median = of("latency_us", "median")
+    median = column("latency_us", "median")
     axes.plot(sizes, median, **line, markersize=5, label=f"{name}median")
     if record["operation"] in ("send", "write") and all(row["completion_us"] for row in rows):
         line |= {"linestyle": (0, (4, 2)), "linewidth": 1.2, "markerfacecolor": "white"}
-        median = of("completion_us", "median")
+        median = column("completion_us", "median")
         axes.plot(sizes, median, **line, markersize=4, label=f"{name}completion, median")
 
 

@@ -39,7 +39,7 @@ class Report:
 
         Times are in microseconds, throughput is in GB/s, and sizes are in bytes.
         """
-        told = {
+        report = {
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "verified": self.verified,
             "results": [
@@ -55,7 +55,7 @@ class Report:
                 for result in self.results
             ],
         }
-        return json.dumps(told, indent=2)
+        return json.dumps(report, indent=2)
 
     def show(self, console: Console) -> None:
         console.print(

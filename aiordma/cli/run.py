@@ -22,7 +22,7 @@ from aiordma._core.environment import unknown_variables
 
 from .file_path import FilePath
 
-UNUSED = 125
+UNUSED_STATUS = 125
 """The exit status if a program was required to use the device but did not.
 
 Commands such as env(1) and timeout(1) also use this status for their own failures.
@@ -42,7 +42,7 @@ class NotFoundError(CannotRunError):
 class UnusedError(click.ClickException):
     """Raised if running the program would not test the device."""
 
-    exit_code = UNUSED
+    exit_code = UNUSED_STATUS
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -91,8 +91,8 @@ def run(
     environment = {
         **os.environ,
         "PATH": programs,
-        "LD_PRELOAD": preloaded(os.environ.get("LD_PRELOAD", "")),
-        "LD_LIBRARY_PATH": searched(os.environ.get("LD_LIBRARY_PATH", "")),
+        "LD_PRELOAD": preload_value(os.environ.get("LD_PRELOAD", "")),
+        "LD_LIBRARY_PATH": library_search_path(os.environ.get("LD_LIBRARY_PATH", "")),
     }
     if traced := os.environ.get("AIORDMA_TRACE"):
         # Pass an absolute path, because the program may change its working directory before it
@@ -134,7 +134,7 @@ def library() -> Path:
     return path
 
 
-def preloaded(present: str) -> str:
+def preload_value(present: str) -> str:
     """Append the embedded device's library to an LD_PRELOAD value.
 
     The library is not prepended, because a sanitizer runtime must come first.
@@ -148,7 +148,7 @@ def preloaded(present: str) -> str:
     return f"{present}:{library()}" if present else str(library())
 
 
-def searched(present: str) -> str:
+def library_search_path(present: str) -> str:
     """Prepend the embedded device's library directory to an LD_LIBRARY_PATH value.
 
     Programs that call dlopen() find the embedded device's library in this directory.
@@ -191,12 +191,12 @@ class ELF:
                 head = file.read(64)
                 if head[:4] != b"\x7fELF" or len(head) < 52:
                     return None
-                wide, order = head[4] == 2, "<" if head[5] == 1 else ">"
+                is_64_bit, order = head[4] == 2, "<" if head[5] == 1 else ">"
                 (machine,) = struct.unpack_from(order + "H", head, 18)
                 (start,) = struct.unpack_from(
-                    order + ("Q" if wide else "I"), head, 32 if wide else 28
+                    order + ("Q" if is_64_bit else "I"), head, 32 if is_64_bit else 28
                 )
-                size, count = struct.unpack_from(order + "HH", head, 54 if wide else 42)
+                size, count = struct.unpack_from(order + "HH", head, 54 if is_64_bit else 42)
                 file.seek(start)
                 table = file.read(size * count)
         except (OSError, struct.error):
@@ -211,7 +211,7 @@ class ELF:
 
 def check(path: str) -> None:
     """Raise CannotRunError if the dynamic linker would ignore LD_PRELOAD. See ld.so(8)."""
-    if reason := privileged(path):
+    if reason := privilege_reason(path):
         raise CannotRunError(
             f"{path} {reason}, so the dynamic linker ignores LD_PRELOAD for it; "
             "run a copy without this privilege"
@@ -231,7 +231,7 @@ def check(path: str) -> None:
         )
 
 
-def privileged(path: str) -> str:
+def privilege_reason(path: str) -> str:
     """Return why the program would gain privileges that its caller lacks.
 
     Returns an empty string if the program would not gain any privileges.
@@ -281,9 +281,9 @@ def run_watched(
     try:
         status = wait(path, words, {**environment, "AIORDMA_TRACE": f"{traces}/%p.jsonl"})
         used = traces.exists() and any(traces.iterdir())  # the program may have cleaned up TMPDIR
-        if status == 0 and must_use and (text := in_vain(path, traces, environment)):
+        if status == 0 and must_use and (text := unused_reason(path, traces, environment)):
             print(f"aiordma: {text}", file=sys.stderr)
-            status = UNUSED
+            status = UNUSED_STATUS
         kept = status != 0 and failure_traces is not None and used
         if kept:
             print(
@@ -296,7 +296,7 @@ def run_watched(
     end(status)
 
 
-def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
+def unused_reason(path: str, traces: Path, environment: Mapping[str, str]) -> str:
     """Return why a program that exited successfully did not test the device.
 
     Returns an empty string if the program did test the device.

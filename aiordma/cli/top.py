@@ -29,13 +29,13 @@ from .tables import amount, plain
 # How long to wait for the response of a process, in seconds.
 TIMEOUT = 5.0
 # The maximum number of processes to query concurrently.
-AT_ONCE = 256
+MAX_CONCURRENT_QUERIES = 256
 
-NONE = (
+NOT_FOUND = (
     f"{{}} found in {{}}: start the process as this user, with {VARIABLE}={{}} in its environment"
 )
 
-OTHER = (
+UNSUPPORTED_VERSION = (
     f"process {{}} uses aiordma {{}}, which the table of aiordma {__version__} does not support; "
     "use --json"
 )
@@ -47,7 +47,7 @@ PROCESS_EXTRAS = (
 CONNECTION_EXTRAS = ("device", "side", "age", "wire", "unread", "queue", "messages", "state")
 RAIL_EXTRAS = ("latest error", "since")
 # Words longer than this many characters, such as IPv6 addresses, may be wrapped.
-WORD = 15
+MAX_UNWRAPPED_WORD = 15
 
 Shown = dict[str, Snapshot]
 """Snapshots by socket name.
@@ -92,7 +92,7 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
     if not (answers if as_json else shown):
         raise click.ClickException(
             "\n".join(notes + unknown)
-            or NONE.format(
+            or NOT_FOUND.format(
                 "no process" if pid is None else f"process {pid} not",
                 ", ".join(map(str, where)),
                 setting,
@@ -139,7 +139,8 @@ def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], 
     """
     answers, notes = {}, []
     paths = [path for each in where for path in sockets(each, pid)]
-    with ThreadPoolExecutor(AT_ONCE) as threads:  # a silent process does not delay the others
+    # Query concurrently, so that a silent process does not delay the others.
+    with ThreadPoolExecutor(MAX_CONCURRENT_QUERIES) as threads:
         asked = [threads.submit(ask, path, TIMEOUT) for path in paths]
     for path, answer in zip(paths, asked, strict=True):
         try:
@@ -158,10 +159,12 @@ def readable(answers: Mapping[str, object]) -> tuple[Shown, list[str]]:
     for name, answer in answers.items():
         one = {name: cast("Snapshot", answer)}
         try:
-            tables(one, one, 0, 80)
+            tables(one, one, 0, 80)  # fails if the response lacks a field that the tables need
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
             theirs = answer.get("version") if isinstance(answer, dict) else None
-            notes.append(OTHER.format(number(name), plain(theirs or "of another version")))
+            notes.append(
+                UNSUPPORTED_VERSION.format(number(name), plain(theirs or "of another version"))
+            )
         else:
             shown |= one
     return shown, notes
@@ -184,7 +187,7 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
         label = taken["pid"] if pids[taken["pid"]] == 1 else name
         known = before.get(name)
         seconds = taken["time"] - known["time"] if known else 0.0
-        _, cells = moved(taken["traffic"], known["traffic"] if known else None, seconds)
+        _, cells = traffic_cells(taken["traffic"], known["traffic"] if known else None, seconds)
         processes.append(
             {
                 "pid": label,
@@ -201,7 +204,7 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
         earlier = {it["qp_num"]: it for it in known["connections"]} if known else {}
         for each in taken["connections"]:
             last = earlier.get(each["qp_num"])
-            busy, cells = moved(each["traffic"], last["traffic"] if last else None, seconds)
+            busy, cells = traffic_cells(each["traffic"], last["traffic"] if last else None, seconds)
             row = {
                 "pid": label,
                 "peer": each["peer"] or "-",
@@ -230,7 +233,7 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
     return Group(*made)
 
 
-def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, Row]:
+def traffic_cells(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, Row]:
     """Return the number of bytes transferred since the last update, and table cells for traffic.
 
     If there was no previous update, all bytes transferred so far are counted.
@@ -238,14 +241,14 @@ def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, 
     busy = 0
     cells: Row = {"messages": counts["messages_sent"] + counts["messages_received"]}
     for heading, parts in DIRECTIONS.items():
-        total = carried(counts, parts)
-        before = carried(known, parts) if known else None
+        total = transferred_bytes(counts, parts)
+        before = transferred_bytes(known, parts) if known else None
         busy += total - (before or 0)
-        cells[heading] = grown(total, before, seconds)
+        cells[heading] = size_and_rate(total, before, seconds)
     return busy, cells
 
 
-def carried(counts: Traffic | RailState, parts: Sequence[str]) -> int:
+def transferred_bytes(counts: Traffic | RailState, parts: Sequence[str]) -> int:
     """Return the number of bytes transferred in one direction.
 
     The number includes both messages and one-sided operations.
@@ -253,7 +256,7 @@ def carried(counts: Traffic | RailState, parts: Sequence[str]) -> int:
     return sum(cast("Mapping[str, int | None]", counts)[part] or 0 for part in parts)
 
 
-def grown(total: int, before: int | None, seconds: float) -> str:
+def size_and_rate(total: int, before: int | None, seconds: float) -> str:
     """Format a number of bytes, followed by its growth rate if the previous number is known."""
     if before is None or seconds <= 0:
         return amount(total)
@@ -269,8 +272,10 @@ def rail_rows(rails: list[RailState], known: list[RailState], seconds: float) ->
             "state": rail["state"],
             "since": f"{rail['age']:.0f} s",
             **{
-                heading: grown(
-                    carried(rail, parts), carried(last, parts) if last else None, seconds
+                heading: size_and_rate(
+                    transferred_bytes(rail, parts),
+                    transferred_bytes(last, parts) if last else None,
+                    seconds,
                 )
                 for heading, parts in DIRECTIONS.items()
             },
@@ -310,15 +315,15 @@ def table(rows: Sequence[Row], extras: Sequence[str], width: int) -> Table:
     the table is still too wide.
     """
     columns = {name: [plain(row[name]) for row in rows] for name in rows[0]}
-    least = {name: max(len(name), fitting(cells)) for name, cells in columns.items()}
+    least = {name: max(len(name), min_width(cells)) for name, cells in columns.items()}
     names, hidden = list(columns), []
     for name in extras:
-        if needed(names, least) <= width:
+        if table_width(names, least) <= width:
             break
         names.remove(name)
         hidden.append(name)
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    spare = max(0, width - needed(names, least))
+    spare = max(0, width - table_width(names, least))
     for name in names:
         more = min(spare, max(0, max(map(len, columns[name])) - least[name]))
         spare -= more
@@ -330,10 +335,10 @@ def table(rows: Sequence[Row], extras: Sequence[str], width: int) -> Table:
     return made
 
 
-def fitting(cells: Sequence[str]) -> int:
-    return min(WORD, max(len(word) for cell in cells for word in cell.split()))
+def min_width(cells: Sequence[str]) -> int:
+    return min(MAX_UNWRAPPED_WORD, max(len(word) for cell in cells for word in cell.split()))
 
 
-def needed(names: Sequence[str], widths: Mapping[str, int]) -> int:
+def table_width(names: Sequence[str], widths: Mapping[str, int]) -> int:
     """Return a table's width, including its edges and two spaces between columns."""
     return 1 + sum(widths[name] + 2 for name in names)

@@ -24,6 +24,7 @@ _FAMILY = struct.Struct("=H")
 _IPV4 = struct.Struct(">xxH4s8x")
 _IPV6 = struct.Struct(">xxHI16s")
 _SCOPE = struct.Struct("=I")
+_SOCKADDR_IN6_SIZE = _IPV6.size + _SCOPE.size
 
 
 # Cache conversions, because programs use the same few hosts repeatedly.
@@ -73,16 +74,16 @@ def scope_id(scope: str | None) -> int:
     """
     if scope is None:
         return 0
-    number = int(scope) if scope.isascii() and scope.isdecimal() and len(scope) <= 10 else -1
+    index = int(scope) if scope.isascii() and scope.isdecimal() and len(scope) <= 10 else -1
     try:
-        return number if 0 <= number <= U32_MAX else socket.if_nametoindex(scope)
+        return index if 0 <= index <= U32_MAX else socket.if_nametoindex(scope)
     except (OSError, ValueError):
         raise ValueError(f"network interface not found: {scope!r}") from None
 
 
 def from_storage(storage: h.sockaddr_storage) -> Address | None:
     """Return the address in a ``struct sockaddr_storage``, or None if it does not contain one."""
-    return _unpack(ffi.buffer(storage)[:28])
+    return _unpack(ffi.buffer(storage)[:_SOCKADDR_IN6_SIZE])
 
 
 def from_sockaddr(sockaddr: h.sockaddr, length: int) -> Address | None:

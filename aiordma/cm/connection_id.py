@@ -18,7 +18,7 @@ from aiordma.errors import AddressError, ConnectionManagerError, RouteError, Ver
 from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
 from aiordma.verbs._device.enums import QPCreateFlags, QPType
 from aiordma.verbs._device.resource import Node
-from aiordma.verbs._qp.qp_creation import Maker, QPOptions, create_qp
+from aiordma.verbs._qp.qp_creation import QPFactory, QPOptions, create_qp
 from aiordma.verbs._qp.transport_rules import SendOps
 
 from .address import Address, as_sockaddr, from_storage
@@ -34,7 +34,7 @@ _FULL_MEMBER, _SEND_ONLY = 0, 1  # enum rdma_cm_mc_join_flags
 
 # The context passed to rdma_join_multicast identifies the join in its events. Contexts are never
 # reused, so that a late event of an earlier join is not attributed to a later join.
-_numbers = itertools.count(1)
+_join_numbers = itertools.count(1)
 
 _UNSPECIFIED = (("0.0.0.0", 0), ("::", 0))
 _DEFAULT_PARAMETERS = ConnectionParameters()
@@ -44,14 +44,14 @@ def _key(library: Library, pointer: h.rdma_cm_id) -> tuple[str, int]:
     return library.name, int(ffi.cast("uintptr_t", pointer))
 
 
-class _ById(Maker):
-    """A Maker that creates and destroys an ID's queue pair through the connection manager."""
+class _CMFactory(QPFactory):
+    """A factory that creates and destroys an ID's queue pair through the connection manager."""
 
     def __init__(self, id: ConnectionId) -> None:
         self._calls = id.library.calls
         self._pointer = id.pointer
         self._node = id.node
-        self._leave_groups = id._leaving()
+        self._leave_groups = id._group_leaver()
 
     def create(self, pd: ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
         self._calls.rdma_create_qp(self._pointer, pd.pointer, attr)
@@ -157,8 +157,8 @@ class ConnectionId(Options):
         try:
             self.library.calls.rdma_bind_addr(self.pointer, sockaddr)
         except VerbsError as error:
-            what = f"cannot bind to {host_port(address)}"
-            raise self._failed(AddressError, what, error) from error
+            summary = f"cannot bind to {host_port(address)}"
+            raise self._connection_error(AddressError, summary, error) from error
         self._note("bind_addr")
 
     def resolve_addr(
@@ -177,15 +177,15 @@ class ConnectionId(Options):
             AddressError: If no device has a route to the address.
         """
         sockaddr, _keep = as_sockaddr(address)
-        from_sockaddr, _keep_too = as_sockaddr(source) if source else (ffi.NULL, None)
+        source_sockaddr, _keep_source = as_sockaddr(source) if source else (ffi.NULL, None)
         try:
             self.library.calls.rdma_resolve_addr(
-                self.pointer, from_sockaddr, sockaddr, _milliseconds(timeout)
+                self.pointer, source_sockaddr, sockaddr, _milliseconds(timeout)
             )
         except VerbsError as error:
-            begin = f" from {source[0]}" if source else ""
-            what = f"no RDMA device has a route{begin} to {host_port(address)}"
-            raise self._failed(AddressError, what, error) from error
+            from_source = f" from {source[0]}" if source else ""
+            summary = f"no RDMA device has a route{from_source} to {host_port(address)}"
+            raise self._connection_error(AddressError, summary, error) from error
         self._note("resolve_addr")
 
     def resolve_route(self, timeout: float = 2.0) -> None:
@@ -198,8 +198,8 @@ class ConnectionId(Options):
             self.library.calls.rdma_resolve_route(self.pointer, _milliseconds(timeout))
         except VerbsError as error:
             peer = self.peer_address
-            what = f"no route to {host_port(peer)}" if peer else "cannot resolve a route"
-            raise self._failed(RouteError, what, error) from error
+            summary = f"no route to {host_port(peer)}" if peer else "cannot resolve a route"
+            raise self._connection_error(RouteError, summary, error) from error
         self._note("resolve_route")
 
     # --- queue pair ------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class ConnectionId(Options):
             srq,
             QPOptions(send_ops=send_ops, create_flags=create_flags, max_tso_header=max_tso_header),
             reserved,
-            _ById(self),
+            _CMFactory(self),
         )
         return self.qp
 
@@ -272,7 +272,7 @@ class ConnectionId(Options):
             LimitError: If the private data is too long (the maximum is 56 bytes for PortSpace.TCP
                 and 180 bytes for PortSpace.UDP). No request is sent in this case.
         """
-        self._with_parameters("connect", self.library.calls.rdma_connect, parameters)
+        self._call_with_parameters("connect", self.library.calls.rdma_connect, parameters)
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
         """Accept a connection request.
@@ -285,9 +285,9 @@ class ConnectionId(Options):
             LimitError: If the private data is too long (the maximum is 196 bytes for PortSpace.TCP
                 and 136 bytes for PortSpace.UDP).
         """
-        self._with_parameters("accept", self.library.calls.rdma_accept, parameters)
+        self._call_with_parameters("accept", self.library.calls.rdma_accept, parameters)
 
-    def _with_parameters(
+    def _call_with_parameters(
         self, step: str, call: Callable[..., object], parameters: ConnectionParameters
     ) -> None:
         hint = "write ConnectionParameters(private_data)" if isinstance(parameters, bytes) else ""
@@ -334,8 +334,8 @@ class ConnectionId(Options):
             address = self.local_address
             if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL} or address is None:
                 raise
-            what = f"cannot listen on {host_port(address)}"
-            raise self._failed(AddressError, what, error) from error
+            summary = f"cannot listen on {host_port(address)}"
+            raise self._connection_error(AddressError, summary, error) from error
 
     def establish(self) -> None:
         """Finish connecting after a CONNECT_RESPONSE event.
@@ -378,13 +378,13 @@ class ConnectionId(Options):
         attr.comp_mask = _ADDRESS_AND_FLAGS
         attr.join_flags = _SEND_ONLY if send_only else _FULL_MEMBER
         attr.addr = sockaddr
-        number = next(_numbers)
-        context = ffi.cast("void *", number)
-        self._groups[number] = address
+        join_number = next(_join_numbers)
+        context = ffi.cast("void *", join_number)
+        self._groups[join_number] = address
         try:
             self._call(self.library.calls.rdma_join_multicast_ex, attr, context)
         except VerbsError:
-            del self._groups[number]
+            del self._groups[join_number]
             raise
 
     def leave_multicast(self, address: Address) -> None:
@@ -395,10 +395,10 @@ class ConnectionId(Options):
         """
         sockaddr, _keep = as_sockaddr(address)
         self._call(self.library.calls.rdma_leave_multicast, sockaddr)
-        for number in [n for n, group in self._groups.items() if group == address]:
-            del self._groups[number]
+        for join_number in [n for n, group in self._groups.items() if group == address]:
+            del self._groups[join_number]
 
-    def _leaving(self) -> Callable[[], None]:
+    def _group_leaver(self) -> Callable[[], None]:
         """Return a function that leaves all groups and does not keep this object alive."""
         calls, pointer, groups = self.library.calls, self.pointer, self._groups
 
@@ -460,15 +460,15 @@ class ConnectionId(Options):
         # failing with EINVAL.
         if self.context is None:
             error = VerbsError(errno.EINVAL, verb)
-            raise explained(error, f"{self._about(error)}; the ID is not bound to a device")
+            raise explained(error, f"{self._describe(error)}; the ID is not bound to a device")
 
-    def _failed(
-        self, kind: type[ConnectionManagerError], what: str, error: VerbsError
+    def _connection_error(
+        self, error_class: type[ConnectionManagerError], summary: str, error: VerbsError
     ) -> ConnectionManagerError:
-        rule, text = self._rule(error), f"{what}: {error.strerror}"
-        if rule and rule not in text:
-            text += f"; {rule}"
-        return kind(text, status=-(error.errno or 0))
+        preconditions, text = self._preconditions(error), f"{summary}: {error.strerror}"
+        if preconditions and preconditions not in text:
+            text += f"; {preconditions}"
+        return error_class(text, status=-(error.errno or 0))
 
     def _details(self) -> str:
         local, peer = self.local_address, self.peer_address
@@ -483,7 +483,7 @@ class ConnectionId(Options):
 
 
 def _milliseconds(timeout: float) -> int:
-    length = seconds("timeout", timeout)
-    if length > I32_MAX / 1000:
-        raise ValueError(f"timeout must be at most {I32_MAX // 1000} seconds, not {length}")
-    return math.ceil(length * 1000)
+    duration = seconds("timeout", timeout)
+    if duration > I32_MAX / 1000:
+        raise ValueError(f"timeout must be at most {I32_MAX // 1000} seconds, not {duration}")
+    return math.ceil(duration * 1000)

@@ -18,11 +18,11 @@ from .lookup import check_library
 from .parameters import ConnectionParameters, DatagramParameters, PortSpace
 
 _MULTICAST = frozenset({EventType.MULTICAST_JOIN, EventType.MULTICAST_ERROR})
-_DESTINATION = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
-_Read: TypeAlias = tuple[ConnectionParameters, DatagramParameters | None, Address | None]
+_WITH_DESTINATION = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
+_Parameters: TypeAlias = tuple[ConnectionParameters, DatagramParameters | None, Address | None]
 
 
-def _parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Read:
+def _read_parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Parameters:
     """Read an event's parameters. Their type depends on the port space (rdma_get_cm_event(3))."""
     multicast = kind in _MULTICAST
     if not (multicast or id.port_space.datagrams):
@@ -31,7 +31,7 @@ def _parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Rea
     # In multicast events, the private data is the context passed to rdma_join_multicast.
     group = id.group_of(ud.private_data) if multicast else None
     datagrams = DatagramParameters.read(
-        ud, private_data=not multicast, destination=kind in _DESTINATION
+        ud, private_data=not multicast, destination=kind in _WITH_DESTINATION
     )
     return ConnectionParameters(), datagrams, group
 
@@ -100,14 +100,14 @@ class EventChannel(Resource[h.rdma_event_channel]):
         while calls.rdma_get_cm_event(self.pointer, result):
             raw = result[0]
             try:
-                event = self._read(raw)
+                event = self._copy_event(raw)
             finally:
                 calls.rdma_ack_cm_event(raw)
             if event is not None:
                 return event
         return None
 
-    def _read(self, raw: h.rdma_cm_event) -> ConnectionEvent | None:
+    def _copy_event(self, raw: h.rdma_cm_event) -> ConnectionEvent | None:
         kind = EventType(raw.event)
         if kind is EventType.CONNECT_REQUEST:
             id: ConnectionId | None = ConnectionId(self, raw.id)
@@ -119,7 +119,7 @@ class EventChannel(Resource[h.rdma_event_channel]):
             return None
         id._note(kind.name)
         id.peer_address  # noqa: B018 - caches it, for the text of errors about a closed id
-        parameters, datagrams, group = _parameters(kind, id, raw)
+        parameters, datagrams, group = _read_parameters(kind, id, raw)
         return ConnectionEvent(kind, id, listen_id, raw.status, parameters, datagrams, group)
 
     def _details(self) -> str:

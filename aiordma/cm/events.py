@@ -41,7 +41,7 @@ class EventType(OpenEnum):
     TIMEWAIT_EXIT = 15
 
 
-_WHAT = {
+_FAILURE_TEXTS = {
     EventType.ADDR_ERROR: "no RDMA device has a route to {}",
     EventType.ROUTE_ERROR: "no route to {}",
     EventType.CONNECT_ERROR: "the connection to {} could not be established",
@@ -50,7 +50,7 @@ _WHAT = {
     EventType.DEVICE_REMOVAL: "the device is being removed; close all objects on it",
     EventType.MULTICAST_ERROR: "could not join the multicast group {}, or lost the membership",
 }
-_CLASSES = {
+_ERROR_CLASSES = {
     EventType.ADDR_ERROR: AddressError,
     EventType.ROUTE_ERROR: RouteError,
     EventType.UNREACHABLE: UnreachableError,
@@ -92,10 +92,12 @@ class ConnectionEvent(NamedTuple):
 
     def error(self) -> ConnectionManagerError | None:
         """Return an exception if the event reports a failure, or None otherwise."""
-        if self.type not in _WHAT:
+        if self.type not in _FAILURE_TEXTS:
             return None
-        peer = self.group or self.id.peer_address
-        text = _WHAT[self.type].format(host_port(peer) if peer else "an unknown address")
+        address = self.group or self.id.peer_address
+        text = _FAILURE_TEXTS[self.type].format(
+            host_port(address) if address else "an unknown address"
+        )
         event = f"RDMA_CM_EVENT_{self.type.name}"
         if self.type is EventType.REJECTED:
             return RejectedError(
@@ -107,5 +109,5 @@ class ConnectionEvent(NamedTuple):
             return ServiceRejectedError(
                 text, reason=self.status, private_data=self.private_data, event=event
             )
-        cls = _CLASSES.get(self.type, ConnectionManagerError)
-        return cls(text, event=event, status=self.status)
+        error_class = _ERROR_CLASSES.get(self.type, ConnectionManagerError)
+        return error_class(text, event=event, status=self.status)

@@ -112,23 +112,23 @@ def getaddrinfo(
     library.enter_cm()
     try:
         node = ffi.NULL if host is None else to_c("host", host)
-        name = ffi.NULL if service is None else to_c("service", str(service))
+        service_name = ffi.NULL if service is None else to_c("service", str(service))
     except ValueError as error:
         raise AddressError(str(error)) from None
     try:
-        library.calls.rdma_getaddrinfo(node, name, hints, result)
+        library.calls.rdma_getaddrinfo(node, service_name, hints, result)
     except VerbsError as error:
         if isinstance(error, UnsupportedError):
             raise
-        what = " ".join([host or "", f"service {service}" if service else ""]).strip()
+        query = " ".join([host or "", f"service {service}" if service else ""]).strip()
         raise AddressError(
-            f"cannot resolve {what!r}: {error.strerror}", status=-(error.errno or 0)
+            f"cannot resolve {query!r}: {error.strerror}", status=-(error.errno or 0)
         ) from error
     try:
-        found, info = [], result[0]
+        results, info = [], result[0]
         while info:
-            found.append(AddressInfo.read(info))
+            results.append(AddressInfo.read(info))
             info = info.ai_next
-        return found
+        return results
     finally:
         library.calls.rdma_freeaddrinfo(result[0])

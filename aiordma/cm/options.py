@@ -29,17 +29,17 @@ _INT_OPTIONS = (Option.REUSEADDR, Option.AFONLY)  # all other options are uint8_
 
 # The preconditions of each call, from the manual pages. Error messages include them, because the
 # connection manager reports only an errno.
-_ANSWER = "accept() or reject() must be called once, on the ID of a CONNECT_REQUEST event"
-_RULES = {
+_RESPOND = "accept() or reject() must be called once, on the ID of a CONNECT_REQUEST event"
+_PRECONDITIONS = {
     "rdma_bind_addr": "bind_addr() must be called once, before any other call",
     "rdma_resolve_addr": "resolve_addr() must be called once, on an ID that is new or bound",
     "rdma_resolve_route": "resolve_route() must be called after ADDR_RESOLVED (resolve_addr)",
     "rdma_connect": "connect() must be called once, after ROUTE_RESOLVED (resolve_route) and"
     " create_qp(); if the ID does not own the queue pair, set ConnectionParameters.qp_num",
     "rdma_listen": "listen() must be called once, on an ID that is new or bound",
-    "rdma_accept": _ANSWER,
-    "rdma_reject": _ANSWER,
-    "rdma_reject_ece": _ANSWER,
+    "rdma_accept": _RESPOND,
+    "rdma_reject": _RESPOND,
+    "rdma_reject_ece": _RESPOND,
     "rdma_establish": "establish() must be called after CONNECT_RESPONSE, on an ID that does not"
     " own a queue pair",
     "rdma_disconnect": "disconnect() must be called after ESTABLISHED or accept()",
@@ -64,12 +64,12 @@ class Options(Resource[h.rdma_cm_id]):
     _history: tuple[str, ...] = ()
     """The most recent calls and events, for error messages."""
 
-    def _call(self, call: Callable[..., object], *arguments: object, step: str = "") -> None:
+    def _call(self, function: Callable[..., object], *arguments: object, step: str = "") -> None:
         """Call a connection manager function for this ID, and describe the ID in any error."""
         try:
-            call(self.pointer, *arguments)
+            function(self.pointer, *arguments)
         except VerbsError as error:
-            raise explained(error, self._about(error)) from None
+            raise explained(error, self._describe(error)) from None
         if step:
             self._note(step)
 
@@ -77,20 +77,20 @@ class Options(Resource[h.rdma_cm_id]):
         """Append a call or event to the history, which keeps the six most recent entries."""
         self._history = (*self._history[-5:], step)
 
-    def _about(self, error: VerbsError) -> str:
+    def _describe(self, error: VerbsError) -> str:
         """Describe the ID for an error message.
 
         If the call may have failed because of the ID's state, add the call's preconditions and the
         ID's history.
         """
-        rule = self._rule(error)
-        return f"{self!r}: {rule}" if rule else repr(self)
+        preconditions = self._preconditions(error)
+        return f"{self!r}: {preconditions}" if preconditions else repr(self)
 
-    def _rule(self, error: VerbsError) -> str:
-        rule = _RULES.get(error.verb.removesuffix("_ex"), "")
-        if not rule or error.errno not in _WRONG_STATE:
+    def _preconditions(self, error: VerbsError) -> str:
+        preconditions = _PRECONDITIONS.get(error.verb.removesuffix("_ex"), "")
+        if not preconditions or error.errno not in _WRONG_STATE:
             return ""
-        return f"{rule}; calls and events so far: {', '.join(self._history) or 'none'}"
+        return f"{preconditions}; calls and events so far: {', '.join(self._history) or 'none'}"
 
     def set_option(self, option: Option, value: int) -> None:
         """Set a connection ID option.

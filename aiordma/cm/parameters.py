@@ -121,8 +121,8 @@ class ConnectionParameters(NamedTuple):
         data = ffi.new("char[]", content)
         if content:
             param.private_data, param.private_data_len = data, len(content)
-        for name, (convert, most) in _FIELDS.items():
-            setattr(param, name, convert(name, getattr(self, name), *most))
+        for name, (convert, bounds) in _FIELDS.items():
+            setattr(param, name, convert(name, getattr(self, name), *bounds))
         return param, data
 
     @classmethod

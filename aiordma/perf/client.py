@@ -18,7 +18,7 @@ from aiordma.errors import ProtocolError
 from aiordma.transport import Via
 
 from . import memory, wire
-from .ends import UNLIMITED, End, Load, Run, device_names, together
+from .ends import UNLIMITED, End, Load, Run, device_names, run_concurrently
 from .gpu import GPU, GPUMemory
 from .machine import garbage_collection_disabled
 from .messages import STREAM_LIMIT, Sends, Streams, close, send_over
@@ -138,20 +138,27 @@ class PerfClient:
             send_queue=max(config.send_queue, min(2 * settings.depth, 0xFFFF)),
             max_message=max(*settings.sizes, 1 << 20),
         )
-        how: dict[str, Any] = {"device": device, "via": via, "config": config, **security}
+        connect_options: dict[str, Any] = {
+            "device": device,
+            "via": via,
+            "config": config,
+            **security,
+        }
 
         async def connection() -> aiordma.Connection:
-            conn = await stack.enter_async_context(await aiordma.connect(host, port, **how))
+            conn = await stack.enter_async_context(
+                await aiordma.connect(host, port, **connect_options)
+            )
             await device_names(conn)
             return conn
 
         async with AsyncExitStack() as stack:
-            end_of = ENDS.get(settings.operation)
+            make_end = ENDS.get(settings.operation)
             if settings.gpu:
                 gpu = GPU()
                 stack.callback(gpu.close)
                 on_gpu = ON_GPU[settings.operation]
-                end_of = lambda conn: on_gpu(conn, partial(GPUMemory, gpu))  # noqa: E731
+                make_end = lambda conn: on_gpu(conn, partial(GPUMemory, gpu))  # noqa: E731
             control = await connection()
             asked = wire.Open(
                 wire.VERSION,
@@ -168,9 +175,9 @@ class PerfClient:
             ends: list[End] = []
             for index in range(settings.connections):
                 first = wire.Attach(opened.key, index)
-                if end_of is None:
+                if make_end is None:
                     reader, writer = await aiordma.open_connection(
-                        host, opened.port, limit=STREAM_LIMIT, **how
+                        host, opened.port, limit=STREAM_LIMIT, **connect_options
                     )
                     stack.push_async_callback(close, writer)
                     send_over(writer, first)
@@ -179,7 +186,7 @@ class PerfClient:
                     conn = await connection()
                     await conn.send(wire.pack(first))
                     qp = settings.qp
-                    ends.append(QueuePair(conn.device, asked) if qp else end_of(conn))
+                    ends.append(QueuePair(conn.device, asked) if qp else make_end(conn))
             client = cls(settings, control, asked, ends, opened)
             client.device = await device_names(control)
             with garbage_collection_disabled():
@@ -201,13 +208,13 @@ class PerfClient:
         """
         settings = self._settings
         if settings.metric != "lat":
-            kind, ways = ("both", 2) if settings.bidirectional else ("flood", 1)
+            kind, directions = ("both", 2) if settings.bidirectional else ("flood", 1)
             part = await self._run_warm_up_and_part(kind, size, progress)
             if part is None:
                 return None
             result = part.result
-            result.operations *= ways
-            marks = [(at, ways * done) for at, done in part.marks]
+            result.operations *= directions
+            marks = [(at, directions * done) for at, done in part.marks]
             result.slices = slices(result.throughput, marks, SAMPLE_INTERVAL / 2)
             return result
         # The peer's program takes no part in reads and atomics, so their latency is the time until
@@ -234,26 +241,26 @@ class PerfClient:
 
     async def _run_warm_up_and_part(self, kind: str, size: int, progress: Progress) -> Part | None:
         settings = self._settings
-        warm_up, limit = settings.warm_up_for(size), settings.share()
+        warm_up, limit = settings.warm_up_for(size), settings.iterations_per_connection()
         if warm_up:
-            warm = await self._part(kind, size, warm_up, None, lambda done: None)
+            warm = await self._run_part(kind, size, warm_up, None, lambda done: None)
             if warm.result.mismatch:
                 return warm
         duration = settings.duration if limit is None else None
-        part = await self._part(kind, size, limit or UNLIMITED, duration, progress)
+        part = await self._run_part(kind, size, limit or UNLIMITED, duration, progress)
         return part if part.result.operations else None
 
-    async def _part(
+    async def _run_part(
         self, kind: str, size: int, limit: int, duration: float | None, progress: Progress
     ) -> Part:
         settings, seed = self._settings, int.from_bytes(os.urandom(7))
-        way = kind if kind in wire.WAYS else "flood"
-        load = Load.of(self._opened, way, seed, size, serving=False)
+        server_way = kind if kind in wire.WAYS else "flood"
+        load = Load.of(self._opened, server_way, seed, size, serving=False)
         with ExitStack() as stack:
             for end in self._ends:
                 stack.callback(end.release)
             tokens = [end.prepare(load) for end in self._ends]
-            begin = wire.Begin(way, size, seed, settings.verify_all, tokens)
+            begin = wire.Begin(server_way, size, seed, settings.verify_all, tokens)
             begun = await self._request(begin, wire.Begun)
             for end, token in zip(self._ends, begun.tokens, strict=True):
                 end.use(token)
@@ -262,7 +269,7 @@ class PerfClient:
                 Run(limit, settings.depth, settings.batch, settings.verify_all) for _ in self._ends
             ]
             start, cpu = perf_counter(), process_time()
-            marks = await self._all(kind, duration, progress, start)
+            marks = await self._run_on_all_connections(kind, duration, progress, start)
             # With UC and UD, stop the clock here, because the server may wait for lost messages
             # before it sends `Reached`.
             seconds, used = perf_counter() - start, process_time() - cpu
@@ -272,7 +279,7 @@ class PerfClient:
                 seconds, used = perf_counter() - start, process_time() - cpu
             finished = await receive_response(self._control, wire.Finished)
             wrong = [finished.mismatch] + [
-                run.mismatch or end.verify(run.done, 0 if way == "flood" else run.done)
+                run.mismatch or end.verify(run.done, 0 if server_way == "flood" else run.done)
                 for end, run in zip(self._ends, self._runs, strict=True)
             ]
         result = Result(
@@ -286,7 +293,7 @@ class PerfClient:
         )
         return Part(result, [time for run in self._runs for time in run.times], marks)
 
-    async def _all(
+    async def _run_on_all_connections(
         self, kind: str, duration: float | None, progress: Progress, start: float
     ) -> list[tuple[float, int]]:
         loop = asyncio.get_running_loop()
@@ -313,10 +320,10 @@ class PerfClient:
         timer = loop.call_soon(sample)
         try:
             ends = zip(self._ends, self._runs, strict=True)
-            works = [getattr(end, kind)(run) for end, run in ends]
+            coroutines = [getattr(end, kind)(run) for end, run in ends]
             if self._settings.qp and kind in ("ping", "both"):
-                works = list(map(raise_if_stalled, self._runs, works))
-            await together(works)
+                coroutines = list(map(raise_if_stalled, self._runs, coroutines))
+            await run_concurrently(coroutines)
         finally:
             timer.cancel()
         return marks

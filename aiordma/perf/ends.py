@@ -147,26 +147,26 @@ class End:
                 run.done += 1
 
     async def both(self, run: Run) -> None:
-        under_way: deque[asyncio.Future[Any]] = deque()
+        in_flight: deque[asyncio.Future[Any]] = deque()
         try:
             while True:
-                while len(under_way) < run.depth and run.started < run.limit:
-                    under_way.append(self.begin(run.started))
+                while len(in_flight) < run.depth and run.started < run.limit:
+                    in_flight.append(self.begin(run.started))
                     run.started += 1
-                if not under_way:
+                if not in_flight:
                     return
                 run.take(self, await self.receive())
-                await under_way.popleft()
+                await in_flight.popleft()
         finally:
-            for operation in under_way:
+            for operation in in_flight:
                 operation.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
+            await asyncio.gather(*in_flight, return_exceptions=True)
 
-    def verify(self, own: int, others: int) -> str:
+    def verify(self, own_operations: int, peer_operations: int) -> str:
         """Describe the first error in the memory contents, or return an empty string.
 
-        `own` is the number of operations performed by this side, and `others` is the number
-        performed by the peer.
+        `own_operations` is the number of operations performed by this side, and `peer_operations`
+        is the number performed by the peer.
         """
         return ""
 
@@ -198,7 +198,7 @@ class Run:
         self.done += 1
 
 
-async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def run_concurrently(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run all coroutines concurrently. If one fails, cancel the rest and re-raise the exception."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -215,8 +215,8 @@ class Tally:
         self.count: int = 0
         self.mismatch: str = ""
         self._verify_all = verify_all
-        self._awaited = -1
-        self._there = asyncio.Event()
+        self._expected_count = -1
+        self._reached_or_failed = asyncio.Event()
 
     def take(self, end: End, arrived: Any) -> None:
         # If messages can be lost, the count does not tell which operation number comes next.
@@ -225,25 +225,26 @@ class Tally:
         if wrong and not self.mismatch:
             self.mismatch = f"operation {self.count}: {wrong}"
         self.count += 1
-        if self.count == self._awaited:
-            self._there.set()
+        if self.count == self._expected_count:
+            self._reached_or_failed.set()
 
     def fail(self, reason: str) -> None:
         """Record that no further operations will arrive."""
         self.mismatch = self.mismatch or reason
-        self._there.set()
+        self._reached_or_failed.set()
 
-    async def reach(self, count: int, patience: float | None = None) -> None:
+    async def reach(self, count: int, idle_timeout: float | None = None) -> None:
         """Wait until `count` operations have arrived.
 
-        If `patience` is given, stop waiting when no operation has arrived for that many seconds.
+        If `idle_timeout` is given, stop waiting when no operation has arrived for that many
+        seconds.
         """
-        self._awaited = count
+        self._expected_count = count
         while self.count < count and not self.mismatch:
             before = self.count
             try:
-                async with asyncio.timeout(patience):
-                    await self._there.wait()
+                async with asyncio.timeout(idle_timeout):
+                    await self._reached_or_failed.wait()
             except TimeoutError:
-                if patience is None or self.count == before:
+                if idle_timeout is None or self.count == before:
                     return

@@ -59,8 +59,8 @@ class GPU:
         if code:
             text = ctypes.c_char_p()
             self._library.cuGetErrorName(code, ctypes.byref(text))
-            said = (text.value or b"an unknown error").decode()
-            raise GPUError(f"GPU driver error: {name} failed with {said} ({code})")
+            error_name = (text.value or b"an unknown error").decode()
+            raise GPUError(f"GPU driver error: {name} failed with {error_name} ({code})")
 
     def close(self) -> None:
         self.call("cuDevicePrimaryCtxRelease_v2", self.device)

@@ -18,7 +18,7 @@ from aiordma import Batch, Buffer, Message, RemoteRegion, Rights
 from aiordma.mr_pool import LocalMemory
 
 from .contents import difference
-from .ends import U32, End, Load, Run, imm_mismatch, together
+from .ends import U32, End, Load, Run, imm_mismatch, run_concurrently
 
 
 class Place(Protocol):
@@ -31,7 +31,7 @@ class Place(Protocol):
     def release(self) -> None: ...
 
 
-Take = Callable[[aiordma.Connection, int], Place]
+Allocate = Callable[[aiordma.Connection, int], Place]
 
 
 class HostMemory:
@@ -55,14 +55,14 @@ class Memory(End):
 
     remote: RemoteRegion
 
-    def __init__(self, conn: aiordma.Connection, take: Take = HostMemory) -> None:
+    def __init__(self, conn: aiordma.Connection, allocate: Allocate = HostMemory) -> None:
         self._conn = conn
-        self._take = take
+        self._allocate = allocate
         self._stack = ExitStack()
 
     def allocate_memory(self, filling: bytes) -> Place:
         """Allocate memory for this side's operations, and copy `filling` into the memory."""
-        place = self._take(self._conn, len(filling))
+        place = self._allocate(self._conn, len(filling))
         self._stack.callback(place.release)
         place.fill(filling)
         return place
@@ -95,7 +95,7 @@ class OneSided(Memory):
 
     async def flood(self, run: Run) -> None:
         work = self._singly if run.batch == 1 else self._in_batches
-        await together(work(run) for _ in range(run.depth // run.batch))
+        await run_concurrently(work(run) for _ in range(run.depth // run.batch))
 
     async def _singly(self, run: Run) -> None:
         while run.started < run.limit:
@@ -152,8 +152,8 @@ class Writes(OneSided):
         with arrived:
             return imm_mismatch(arrived.imm, None if number is None else number & U32)
 
-    def verify(self, own: int, others: int) -> str:
-        return difference(self._inbox.view, self._expected) if others else ""
+    def verify(self, own_operations: int, peer_operations: int) -> str:
+        return difference(self._inbox.view, self._expected) if peer_operations else ""
 
 
 class Reads(OneSided):
@@ -168,8 +168,8 @@ class Reads(OneSided):
     def adder(self, batch: Batch) -> Callable[[], object]:
         return partial(batch.read, self.remote, self._place.local)
 
-    def verify(self, own: int, others: int) -> str:
-        return difference(self._place.contents(), self._expected) if own else ""
+    def verify(self, own_operations: int, peer_operations: int) -> str:
+        return difference(self._place.contents(), self._expected) if own_operations else ""
 
 
 class Atomics(OneSided):
@@ -203,6 +203,10 @@ class Sum(Source):
         self._sum, token = self.share_buffer(bytes(8), Rights.ATOMIC)
         return token
 
-    def verify(self, own: int, others: int) -> str:
+    def verify(self, own_operations: int, peer_operations: int) -> str:
         there = int.from_bytes(self._sum.view, sys.byteorder)
-        return "" if there == others else f"the sum of {others} additions of 1 is {there}"
+        return (
+            ""
+            if there == peer_operations
+            else f"the sum of {peer_operations} additions of 1 is {there}"
+        )

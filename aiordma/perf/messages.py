@@ -55,7 +55,7 @@ class Sends(End):
             return difference(arrived.data, self._expected)
         return ""
 
-    def verify(self, own: int, others: int) -> str:
+    def verify(self, own_operations: int, peer_operations: int) -> str:
         return "" if self._last is None else difference(self._last.data, self._expected)
 
     def release(self) -> None:
@@ -96,7 +96,7 @@ class Streams(End):
             if not run.done % YIELD_AFTER:
                 await asyncio.sleep(0)
 
-    def verify(self, own: int, others: int) -> str:
+    def verify(self, own_operations: int, peer_operations: int) -> str:
         return "" if self._last is None else difference(self._last, self._expected)
 
     def release(self) -> None:

@@ -53,10 +53,10 @@ class QueuePair(End):
         self.count(load)
         opened, size = self._opened, len(load.sent)
         # A write with immediate data consumes a receive but does not use its memory.
-        messages = 1 if opened.operation == "write" else size
+        message_size = 1 if opened.operation == "write" else size
         self._header = verbs.GRH_SIZE if opened.qp == "ud" else 0
-        room = self._header + max(messages, 1)
-        count = max(MIN_RECEIVES, min(RECEIVES, 2 * opened.depth, RECEIVE_MEMORY // room))
+        receive_size = self._header + max(message_size, 1)
+        count = max(MIN_RECEIVES, min(RECEIVES, 2 * opened.depth, RECEIVE_MEMORY // receive_size))
         context = self._stack.enter_context(verbs.open_device(self._device))
         pd = context.alloc_pd()
         capabilities = verbs.QPCapabilities(
@@ -72,16 +72,16 @@ class QueuePair(End):
         self._piece = verbs.ScatterGatherElement(self._outbox.addr, size, self._outbox.lkey)
         self._target = verbs.ScatterGatherElement(self._inbox.addr, size, self._inbox.lkey)
         self._inline = 0 < size <= opened.inline
-        self._receives = count, room
+        self._receives = count, receive_size
         self._endpoint = self.queue.qp.endpoint()
-        most = verbs.MTU(self._endpoint.mtu).bytes
-        if opened.qp == "ud" and size > most:
+        max_payload = verbs.MTU(self._endpoint.mtu).bytes
+        if opened.qp == "ud" and size > max_payload:
             raise LimitError(
-                f"a datagram on {self._device} can be at most {most} bytes long (one packet), "
-                f"not {size}"
+                f"a datagram on {self._device} can be at most {max_payload} bytes long (one "
+                f"packet), not {size}"
             )
-        reached = self._outbox if opened.operation == "read" else self._inbox
-        return self._endpoint.pack() + MEMORY.pack(reached.addr, reached.rkey)
+        exposed = self._outbox if opened.operation == "read" else self._inbox
+        return self._endpoint.pack() + MEMORY.pack(exposed.addr, exposed.rkey)
 
     def use(self, token: bytes) -> None:
         """Connect to the peer's queue pair, using the endpoint in `token`."""
@@ -169,12 +169,12 @@ class QueuePair(End):
             await future
             run.done += 1
 
-    def verify(self, own: int, others: int) -> str:
+    def verify(self, own_operations: int, peer_operations: int) -> str:
         """Verify the data that reads or writes have placed in this side's memory.
 
         Returns a description of the first error, or an empty string.
         """
-        done = {"send": 0, "write": others, "read": own}[self._opened.operation]
+        done = {"send": 0, "write": peer_operations, "read": own_operations}[self._opened.operation]
         return difference(self._inbox.buf[: len(self._expected)], self._expected) if done else ""
 
     def release(self) -> None:

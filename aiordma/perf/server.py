@@ -40,7 +40,7 @@ MAX_CONTROL = 1 << 20
 MAX_PENDING_REPLIES = 256
 
 # With UC and UD, missing operations count as lost if no operation arrives for this many seconds.
-PATIENCE = 0.1
+LOST_TIMEOUT = 0.1
 
 ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
     "send": Sends,
@@ -80,7 +80,7 @@ class Session:
         self.key: bytes = os.urandom(wire.KEY_SIZE)
         self.ends: list[End | None] = [None] * opened.connections
         self.complete: asyncio.Event = asyncio.Event()
-        self.over: asyncio.Event = asyncio.Event()
+        self.ended: asyncio.Event = asyncio.Event()
 
     def attach(self, index: int, end: End) -> None:
         if index >= len(self.ends) or self.ends[index] is not None:
@@ -183,7 +183,7 @@ class PerfServer:
                     )
                 opened = session.opened
                 session.attach(index, QueuePair(conn.device, opened) if opened.qp else kind(conn))
-                await session.over.wait()
+                await session.ended.wait()
 
     def _index(self, first: wire.Wire) -> int:
         """Check a connection's first message, and return the connection's index in the session."""
@@ -202,13 +202,13 @@ class PerfServer:
                     f"{opened.connections} connections exceed the server's limit of "
                     f"{self._limits.connections} (--max-connections)"
                 )
-            async with self._in_turn():
-                await while_connected(control, self._session_of(control, opened))
+            async with self._wait_for_turn():
+                await while_connected(control, self._run_session(control, opened))
         except Refusal as refusal:
             await control.send(wire.pack(wire.Refused(str(refusal))))
 
     @asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[None]:
+    async def _wait_for_turn(self) -> AsyncIterator[None]:
         if self._waiting > self._limits.waiting:
             raise Refusal(f"{self._limits.waiting} clients are already waiting; try again later")
         self._waiting += 1
@@ -218,21 +218,21 @@ class PerfServer:
         finally:
             self._waiting -= 1
 
-    async def _session_of(self, control: aiordma.Connection, opened: wire.Open) -> None:
+    async def _run_session(self, control: aiordma.Connection, opened: wire.Open) -> None:
         session = self._session = Session(opened)
         try:
             async with self._streams(session) as port:
                 polling_us = round(self._config.polling * 1e6)
-                told = wire.Opened(session.key, port, machine(), polling_us)
-                await control.send(wire.pack(told))
+                reply = wire.Opened(session.key, port, machine(), polling_us)
+                await control.send(wire.pack(reply))
                 async with asyncio.timeout(ATTACH_TIMEOUT):
                     await session.complete.wait()
                 with garbage_collection_disabled():
-                    await self._parts(control, session)
+                    await self._serve_parts(control, session)
         except TimeoutError:
             raise Refusal("the client was idle for too long") from None
         finally:
-            session.over.set()
+            session.ended.set()
             self._session = None
 
     @asynccontextmanager
@@ -251,7 +251,7 @@ class PerfServer:
                 async with asyncio.timeout(ATTACH_TIMEOUT):
                     first = await receive_from(reader)
                 session.attach(self._index(first), Streams(reader, writer))
-                await session.over.wait()
+                await session.ended.wait()
             except (RDMAError, OSError, EOFError) as error:
                 logger.warning("a stream from %s: %s", writer.get_extra_info("peername"), error)
             finally:
@@ -271,9 +271,9 @@ class PerfServer:
             try:
                 yield listening.address[1]
             finally:
-                session.over.set()
+                session.ended.set()
 
-    async def _parts(self, control: aiordma.Connection, session: Session) -> None:
+    async def _serve_parts(self, control: aiordma.Connection, session: Session) -> None:
         while True:
             async with asyncio.timeout(self._limits.silence):
                 begin = await receive(control)
@@ -281,7 +281,7 @@ class PerfServer:
                 raise ProtocolError(
                     f"the client began a part with {type(begin).__name__} instead of Begin"
                 )
-            await self._part(control, session, begin)
+            await self._serve_part(control, session, begin)
 
     def _check_part(self, session: Session, begin: wire.Begin) -> None:
         limits, count = self._limits, len(session.ends)
@@ -306,16 +306,18 @@ class PerfServer:
                 f"the client sent {len(begin.tokens)} tokens for {count} connections"
             )
 
-    async def _part(self, control: aiordma.Connection, session: Session, begin: wire.Begin) -> None:
+    async def _serve_part(
+        self, control: aiordma.Connection, session: Session, begin: wire.Begin
+    ) -> None:
         self._check_part(session, begin)
         ends = [end for end in session.ends if end is not None]
         with ExitStack() as stack:
             for end in ends:
                 stack.callback(end.release)
-            mismatch = await self._work(control, session.opened, ends, begin)
+            mismatch = await self._run_part(control, session.opened, ends, begin)
         await control.send(wire.pack(wire.Finished(mismatch[: wire.MAX_TEXT])))
 
-    async def _work(
+    async def _run_part(
         self, control: aiordma.Connection, opened: wire.Open, ends: list[End], begin: wire.Begin
     ) -> str:
         load = Load.of(opened, begin.way, begin.seed, begin.size, serving=True)
@@ -341,7 +343,7 @@ class PerfServer:
                 counts = finish.counts
                 for end, tally, count in zip(ends, tallies, counts, strict=True):
                     if receives_operations:
-                        await tally.reach(count, PATIENCE if end.lossy else None)
+                        await tally.reach(count, LOST_TIMEOUT if end.lossy else None)
                         lost += max(0, count - tally.count) if end.lossy else 0
             used_us = round((process_time() - cpu) * 1e6)
             await control.send(wire.pack(wire.Reached(used_us, lost)))

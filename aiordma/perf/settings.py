@@ -195,7 +195,7 @@ class Settings:
             return self.warm_up
         return max(MIN_WARM_UP, min(WARM_UP, WARM_UP_BYTES // max(size, 1)))
 
-    def share(self) -> int | None:
+    def iterations_per_connection(self) -> int | None:
         """Return the number of timed operations per connection.
 
         Returns None if the run is limited by time rather than by operation count.

@@ -57,8 +57,8 @@ def one_of(*words: str) -> Callable[[object], bool]:
     return lambda value: value in words
 
 
-def several(good: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(map(good, value))
+def list_of(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_valid, value))
 
 
 def token(value: object) -> bool:
@@ -86,8 +86,8 @@ FIELDS: dict[str, Callable[[object], bool]] = {
     "size": number(0, U64),
     "seed": number(0, U64),
     "verify_all": flag,
-    "tokens": several(token),
-    "counts": several(number(0, U64)),
+    "tokens": list_of(token),
+    "counts": list_of(number(0, U64)),
     "mismatch": text,
     "text": text,
 }

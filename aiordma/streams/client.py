@@ -106,11 +106,13 @@ async def attach(
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         protocol = protocol_factory()
-        below: Any = protocol
+        transport_protocol: Any = protocol
         if tls.context is not None:
             limits = TLSLimits(handshake, shutdown)
-            below = wrap_in_tls(protocol, tls.context, ready, limits, server_hostname=tls.name)
-        transport = StreamTransport(connection, below)
+            transport_protocol = wrap_in_tls(
+                protocol, tls.context, ready, limits, server_hostname=tls.name
+            )
+        transport = StreamTransport(connection, transport_protocol)
     except BaseException:
         connection.abort()
         raise
@@ -123,7 +125,7 @@ async def attach(
     except BaseException:
         transport.abort()
         raise
-    return transport if tls.context is None else below._get_app_transport(), protocol
+    return transport if tls.context is None else transport_protocol._get_app_transport(), protocol
 
 
 @shows(StreamOptions, STREAM)

@@ -117,9 +117,9 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         # while it is running.
         with suppress(ConnectionClosedError):
             while True:
-                self._take(await self._listener.accept())
+                self._start_transport(await self._listener.accept())
 
-    def _take(self, connection: Connection) -> None:
+    def _start_transport(self, connection: Connection) -> None:
         try:
             transport = self._attach(connection)
         except EXITS:
@@ -246,8 +246,8 @@ async def serve(
 
 def hosts_of(host: Hosts) -> list[str | None]:
     """Return the hosts to listen on, as a list."""
-    one = isinstance(host, str | bytes) or not isinstance(host, Iterable)
-    return [host] if one else list(host)  # type: ignore[list-item, arg-type]
+    is_single = isinstance(host, str | bytes) or not isinstance(host, Iterable)
+    return [host] if is_single else list(host)  # type: ignore[list-item, arg-type]
 
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]

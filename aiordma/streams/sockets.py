@@ -100,7 +100,7 @@ class StreamSocket:
     def close(self) -> None:
         """Close the file descriptor and release the stream. The addresses remain available."""
         self._closed = True
-        self._is_readable = bool
+        self._is_readable = bool  # returns False, and does not refer to the stream
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -38,7 +38,7 @@ class TLSLimits(NamedTuple):
                 continue
             if not options.get("ssl"):
                 raise ValueError(f"{name} requires TLS; pass ssl= as well")
-            if not seconds(name, value, endless=True):
+            if not seconds(name, value, allow_infinity=True):
                 raise ValueError(f"{name} must be a positive number of seconds, not {value}")
         return limits
 
@@ -82,10 +82,10 @@ def wrap_in_tls(
     context: ssl.SSLContext,
     ready: asyncio.Future[None] | None,
     limits: TLSLimits,
-    **who: Any,
+    **options: Any,
 ) -> Any:
     """Create an asyncio `SSLProtocol` to sit between a stream's transport and `protocol`."""
     protocol_of_tls: Any = sslproto.SSLProtocol
     return protocol_of_tls(
-        asyncio.get_running_loop(), protocol, context, ready, **limits._asdict(), **who
+        asyncio.get_running_loop(), protocol, context, ready, **limits._asdict(), **options
     )

@@ -48,7 +48,7 @@ logger: logging.Logger = logging.getLogger("aiordma.streams")
 
 # The maximum size of a stream's messages in bytes, unless the peer accepts less. Larger messages
 # cost less per byte, and smaller messages let the reader start earlier.
-PIECE = 256 << 10
+MAX_MESSAGE_SIZE = 256 << 10
 # The number of bytes in flight at which the stream stops passing data to the connection.
 WINDOW = 1 << 20
 # The number of messages in flight at which further writes are joined into one message.
@@ -75,9 +75,9 @@ def take_buffered(protocol: object) -> bytes:
     if not isinstance(reader, asyncio.StreamReader):
         return b""
     buffer: bytearray = vars(reader)["_buffer"]
-    taken = bytes(buffer)
+    unread = bytes(buffer)
     buffer.clear()
-    return taken
+    return unread
 
 
 def refuse_drain(protocol: object) -> None:
@@ -91,7 +91,7 @@ def refuse_drain(protocol: object) -> None:
         vars(protocol)["_connection_lost"] = True
 
 
-def reset(connection: Connection, text: str) -> ConnectionResetError:
+def reset_error(connection: Connection, text: str) -> ConnectionResetError:
     address = connection.peer_address
     peer = f"the peer {host_port(address)}" if address else "the peer"
     return ConnectionResetError(text.format(peer))
@@ -102,15 +102,15 @@ class _Outbox:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._piece = max(1, min(PIECE, connection.max_message))
+        self._max_message_size = max(1, min(MAX_MESSAGE_SIZE, connection.max_message))
         self._chunks: deque[memoryview] = deque()  # not yet passed to the connection
         self.size = 0  # total size of `_chunks` in bytes
         self.sends = 0  # messages in flight
         self._sent_bytes = 0  # bytes in flight
         self.undelivered = False  # whether written data was lost
-        self.unsendable: BaseException | None = None  # the error that ended sending
+        self.send_error: BaseException | None = None  # the error that ended sending
         self.eof_written = False
-        self.eof_owed = False  # whether the end of the stream must still be sent
+        self.eof_pending = False  # whether the end of the stream must still be sent
         self._idle: asyncio.Future[None] | None = None  # done when all data has been sent
 
     def append(self, data: bytes | memoryview) -> None:
@@ -118,13 +118,13 @@ class _Outbox:
         self.size += len(data)
 
     @property
-    def owed(self) -> bool:
+    def has_unsent(self) -> bool:
         """Whether some written data could not be sent, or has not yet reached the connection."""
         return bool(self.undelivered or self.size)
 
-    def _take(self) -> memoryview:
+    def _take_message(self) -> memoryview:
         """Remove and return the data of the next message, joining small chunks."""
-        most = self._piece
+        most = self._max_message_size
         first = self._chunks.popleft() if self._chunks else memoryview(b"")
         if len(first) < most and self._chunks:
             joined = bytearray(first)
@@ -142,16 +142,16 @@ class _Outbox:
 
         `on_sent` is called each time a message has been sent or has failed.
         """
-        while self.unsendable is None and (
-            self._sent_bytes < WINDOW if self.size else self.eof_owed
+        while self.send_error is None and (
+            self._sent_bytes < WINDOW if self.size else self.eof_pending
         ):
             if not self.size:
-                self.eof_owed = False
-            piece = self._take()
+                self.eof_pending = False
+            piece = self._take_message()
             try:
                 future = self._connection._send_alone_nowait(piece)
             except Exception as error:
-                self._not_sent(len(piece), error)
+                self._record_send_failure(len(piece), error)
             else:
                 self.sends += 1
                 self._sent_bytes += len(piece)
@@ -162,19 +162,19 @@ class _Outbox:
         self._sent_bytes -= size
         error = None if future.cancelled() else future.exception()
         if error is not None:
-            self._not_sent(size, error)
+            self._record_send_failure(size, error)
         on_sent()
         if self.undelivered or not self.sends:
             self._wake_waiters()
 
-    def _not_sent(self, size: int, error: BaseException) -> None:
+    def _record_send_failure(self, size: int, error: BaseException) -> None:
         self.undelivered |= size > 0
-        self.unsendable = self.unsendable or error
+        self.send_error = self.send_error or error
 
     async def wait(self) -> None:
         """Wait until nothing is in flight, and raise an error if not everything was sent."""
         if self.undelivered:
-            raise reset(self._connection, NOT_SENT)
+            raise reset_error(self._connection, NOT_SENT)
         if self.size or self.sends:
             self._idle = self._idle or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
@@ -183,7 +183,9 @@ class _Outbox:
         """Wake the tasks waiting in `wait()` after all data has been sent or sending has failed."""
         idle, self._idle = self._idle, None
         if idle is not None:
-            settle(idle, None, reset(self._connection, NOT_SENT) if self.undelivered else None)
+            settle(
+                idle, None, reset_error(self._connection, NOT_SENT) if self.undelivered else None
+            )
 
     def drop(self) -> None:
         """Discard the queued data. Nothing more will be sent."""
@@ -198,8 +200,8 @@ class _Inbox:
 
     def __init__(self, connection: Connection) -> None:
         self.messages = connection._read_alone("a stream")
-        self.message: Message | None = None  # current message, delivered up to offset `taken`
-        self.taken = 0
+        self.message: Message | None = None  # current message
+        self.delivered_bytes = 0  # bytes of `message` already delivered
         self.before_tls = b""  # TLS data received before start_tls
         self.is_buffered = False
         self._figures = connection._messages.figures
@@ -213,7 +215,7 @@ class _Inbox:
             self.message.release()
             self.message = None
 
-    def give(self, protocol: Any, data: memoryview) -> int:
+    def deliver(self, protocol: Any, data: memoryview) -> int:
         """Pass data to the protocol, and return the number of bytes accepted."""
         count = len(data)
         if self.is_buffered:
@@ -286,8 +288,10 @@ class StreamTransport(_FlowControlMixin):
         self._paused = False
         self._closing = False
         self._lost = False
-        self._end: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None  # detects the connection's end during close
+        self._close_task: asyncio.Task[None] | None = None
+        self._connection_watcher: asyncio.Task[None] | None = (
+            None  # detects the connection's end during close
+        )
         self._protocol: Any = None  # duck-typed, possibly without asyncio's base classes
         self.set_protocol(protocol)
         self._loop.call_soon(self._call, "in connection_made()", protocol.connection_made, self)
@@ -333,26 +337,26 @@ class StreamTransport(_FlowControlMixin):
                 message = inbox.message
                 if message is None:
                     message = inbox.message = await anext(inbox.messages)
-                    inbox.taken = 0
+                    inbox.delivered_bytes = 0
                 if not self.is_reading():
                     self._reader = None  # `resume_reading` starts another task
                     return
                 if not len(message):
                     self._take_eof()
                 elif self._eof_received:
-                    raise reset(self._connection, "{} sent data after the end of its stream")
+                    raise reset_error(self._connection, "{} sent data after the end of its stream")
                 elif self._awaits_tls and message.data[0] != TLS_HANDSHAKE:
                     raise ProtocolError(NO_TLS)
                 else:
                     self._awaits_tls = False
-                    inbox.taken += self._deliver(message.data[inbox.taken :])
-                if inbox.taken == len(message):
+                    inbox.delivered_bytes += self._deliver(message.data[inbox.delivered_bytes :])
+                if inbox.delivered_bytes == len(message):
                     inbox.drop()
         except StopAsyncIteration:
             # When the peer closes the connection cleanly, all sends have completed, but their
             # callbacks may not have run yet. Let the callbacks run first.
             await asyncio.sleep(0)
-            error = reset(self._connection, NOT_READ) if self._outbox.owed else None
+            error = reset_error(self._connection, NOT_READ) if self._outbox.has_unsent else None
             self._take_eof()
             self._force_close(error)
         except Exception as error:
@@ -363,8 +367,10 @@ class StreamTransport(_FlowControlMixin):
 
     def _deliver(self, data: memoryview) -> int:
         """Pass data to the protocol, and return the number of bytes accepted."""
-        taken = self._call("while receiving data", self._inbox.give, self._protocol, data)
-        return taken or 0
+        delivered_bytes = self._call(
+            "while receiving data", self._inbox.deliver, self._protocol, data
+        )
+        return delivered_bytes or 0
 
     def _call(self, when: str, callback: Callable[..., Any], *args: object) -> Any:
         """Call the protocol. If it fails, report the error, end the stream, and return None."""
@@ -374,7 +380,7 @@ class StreamTransport(_FlowControlMixin):
             self._force_close(None)
             raise
         except BaseException as error:
-            self._fatal(error, f"the protocol failed {when}")
+            self._report_and_close(error, f"the protocol failed {when}")
             return None
 
     def _take_eof(self) -> None:
@@ -444,7 +450,7 @@ class StreamTransport(_FlowControlMixin):
         """
         self._affinity.check(self)
         if self._outbox.eof_written or self._closing:
-            raise reset(self._connection, "the stream to {} is closed for writing")
+            raise reset_error(self._connection, "the stream to {} is closed for writing")
         if len(data):
             self._outbox.append(data)
             self._flush()
@@ -461,7 +467,7 @@ class StreamTransport(_FlowControlMixin):
         """Close the write end once all written data has been sent. Data can still be received."""
         self._affinity.check(self)
         if not self._outbox.eof_written and not self._closing:
-            self._outbox.eof_written = self._outbox.eof_owed = True
+            self._outbox.eof_written = self._outbox.eof_pending = True
             self._flush()
 
     def _flush(self) -> None:
@@ -470,14 +476,14 @@ class StreamTransport(_FlowControlMixin):
         If the connection has ended and reading is not paused, let the reading task end the stream.
         """
         self._outbox.flush(self._sent)
-        error = self._outbox.unsendable
+        error = self._outbox.send_error
         if error is None or self._lost:
             return
         if not isinstance(error, ENDED):
-            self._fatal(error, "cannot send the written data")
+            self._report_and_close(error, "cannot send the written data")
         elif self._paused:
             closed = isinstance(error, ConnectionClosedError)
-            self._force_close(reset(self._connection, NOT_READ) if closed else error)
+            self._force_close(reset_error(self._connection, NOT_READ) if closed else error)
         # If reading is not paused, the reading task delivers earlier messages and then reports the
         # error. Until then, written data stays in the outbox. The protocol is told to pause writing
         # when the outbox reaches the high-water mark.
@@ -486,7 +492,7 @@ class StreamTransport(_FlowControlMixin):
         if self._lost:
             return
         self._flush()
-        if self._outbox.unsendable is not None:
+        if self._outbox.send_error is not None:
             return
         self._maybe_resume_protocol()
         if self._closing:
@@ -508,16 +514,18 @@ class StreamTransport(_FlowControlMixin):
             return
         self._affinity.check(self)
         self._closing = True
-        self._loop_shutdown.closing(self)
+        self._loop_shutdown.mark_closing(self)
         self._stop_reading()
         # The reading task has stopped, so another task must detect the end of the connection.
-        self._watch = background(self._loop, self._connection.wait_closed())
-        self._watch.add_done_callback(
+        self._connection_watcher = background(self._loop, self._connection.wait_closed())
+        self._connection_watcher.add_done_callback(
             lambda _: (
                 None
-                if self._end
+                if self._close_task
                 else self._force_close(
-                    reset(self._connection, "{} ended the connection before it had read all data")
+                    reset_error(
+                        self._connection, "{} ended the connection before it had read all data"
+                    )
                 )
             )
         )
@@ -531,12 +539,12 @@ class StreamTransport(_FlowControlMixin):
                 reader.cancel()
 
     def _finish_if_flushed(self) -> None:
-        if self._outbox.owed:
+        if self._outbox.has_unsent:
             return
         self._loop.call_soon(refuse_drain, self._protocol)
-        if not self._outbox.sends and self._end is None:
-            self._end = background(self._loop, self._connection.close())
-            self._end.add_done_callback(lambda _: self._force_close(None))
+        if not self._outbox.sends and self._close_task is None:
+            self._close_task = background(self._loop, self._connection.close())
+            self._close_task.add_done_callback(lambda _: self._force_close(None))
 
     def abort(self) -> None:
         """Close the transport immediately, without waiting for written data to be sent.
@@ -549,7 +557,7 @@ class StreamTransport(_FlowControlMixin):
             self._affinity.check(self)
             self._force_close(None)
 
-    def _fatal(self, error: BaseException, message: str) -> None:
+    def _report_and_close(self, error: BaseException, message: str) -> None:
         self._loop.call_exception_handler(
             {"message": message, "exception": error, "transport": self, "protocol": self._protocol}
         )
@@ -561,20 +569,20 @@ class StreamTransport(_FlowControlMixin):
         if self._awaits_tls and error is not None and not self._connection._is_ending:
             # Report the error to the client.
             self._connection._end_and_report(ProtocolError(NO_TLS))
-        in_order = (
+        can_close_cleanly = (
             error is None
-            and not self._outbox.owed
+            and not self._outbox.has_unsent
             and (self._closing or not self._inbox.has_unread)
         )
         self._lost = self._closing = True
         self._socket.close()
         self._outbox.drop()
         self._stop_reading()
-        if self._watch is not None:
-            self._watch.cancel()
-        if in_order and not self._connection.closed:
-            self._loop_shutdown.closing(self._connection)
-            self._end = self._end or background(self._loop, self._connection.close())
+        if self._connection_watcher is not None:
+            self._connection_watcher.cancel()
+        if can_close_cleanly and not self._connection.closed:
+            self._loop_shutdown.mark_closing(self._connection)
+            self._close_task = self._close_task or background(self._loop, self._connection.close())
         else:
             self._connection.abort()
         self._loop_shutdown.remove(self)

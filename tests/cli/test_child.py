@@ -87,7 +87,7 @@ async def test_child_is_killed_when_waiting_for_it_is_cancelled() -> None:
 async def test_guard_returns_the_result_or_raises_the_exception(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(child, "LAST_BREATH", 0.01)
+    monkeypatch.setattr(child, "EXIT_WAIT", 0.01)
 
     async def answer() -> int:
         return 42

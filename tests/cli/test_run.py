@@ -101,7 +101,7 @@ def test_existing_preload_comes_first(tmp_path: Path) -> None:
     present = ":".join(filter(None, (os.environ.get("LD_PRELOAD"), str(other))))
     done = aiordma_run("sh", "-c", 'echo "$LD_PRELOAD"', LD_PRELOAD=present)
     assert done.stdout == f"{present}:{command.library()}\n"
-    assert command.preloaded("") == str(command.library())
+    assert command.preload_value("") == str(command.library())
 
 
 @pytest.mark.parametrize("folder", ["a b", "a:b", "a;b"])
@@ -285,7 +285,7 @@ def test_rsocket_calls_fail_and_report_one_error() -> None:
 def test_librspreload_is_refused(present: str) -> None:
     """It would run the program on the kernel's TCP, although the user expects RDMA."""
     with pytest.raises(CannotRunError, match=r"back to kernel TCP.* remove \S+ from LD_PRELOAD"):
-        command.preloaded(present)
+        command.preload_value(present)
 
 
 # ---- programs that cannot be run ----------------------------------------------------------------

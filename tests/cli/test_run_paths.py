@@ -220,7 +220,9 @@ def test_dir_fd_paths_resolve_when_installed_behind_a_symlink(
     path = tmp_path / "preload" / "libibverbs.so.1"
     monkeypatch.setattr(command, "library", lambda: path)
     program = f"import os; print(os.readlink('device', dir_fd=os.open('{CLASS}', os.O_RDONLY)))"
-    done = run_python("-c", program, LD_PRELOAD=command.preloaded(os.environ.get("LD_PRELOAD", "")))
+    done = run_python(
+        "-c", program, LD_PRELOAD=command.preload_value(os.environ.get("LD_PRELOAD", ""))
+    )
     assert (done.stdout, done.stderr) == ("../../../embedded0\n", "")
 
 

@@ -24,9 +24,9 @@ from rich.console import Console
 
 from aiordma import monitoring_socket, testing
 from aiordma.cli.app import app
-from aiordma.cli.top import moved, p99, rail_rows, tables
+from aiordma.cli.top import p99, rail_rows, tables, traffic_cells
 from aiordma.monitoring import snapshot
-from aiordma.monitoring_socket import VARIABLE, answer, ask, directory
+from aiordma.monitoring_socket import VARIABLE, ask, directory, serve_request
 
 PROGRAM = """
 import asyncio, os, sys, time
@@ -192,9 +192,9 @@ def test_traffic_is_shown_as_totals_and_rates() -> None:
     counts |= {"bytes_sent": 4096, "bytes_received": 10, "messages_sent": 3}
     known: Any = counts | {"bytes_sent": 1024, "bytes_received": 0}
     now = {"messages": 3, "sent": "4.0 KiB (1.5 KiB/s)", "received": "10 B (5 B/s)"}
-    assert moved(counts, known, 2.0) == (3082, now)
+    assert traffic_cells(counts, known, 2.0) == (3082, now)
     ever = {"messages": 3, "sent": "4.0 KiB", "received": "10 B"}
-    assert moved(counts, None, 0.0) == (4106, ever)
+    assert traffic_cells(counts, None, 0.0) == (4106, ever)
 
 
 @pytest.mark.any_device
@@ -212,7 +212,7 @@ def test_traffic_is_shown_as_totals_and_rates() -> None:
 def test_columns_sum_messages_and_one_sided_operations(field: str, heading: str) -> None:
     none: Any = dict.fromkeys(snapshot()["traffic"], 0)
     rail: Any = {"device": "mlx5_0", "state": "lead", "age": 1.0, "error": None} | none
-    busy, cells = moved(none | {field: 2048}, None, 0.0)
+    busy, cells = traffic_cells(none | {field: 2048}, None, 0.0)
     assert busy == 2048
     _, row = rail_rows([rail, rail | {"device": "mlx5_1", field: 2048}], [rail], 2.0)
     other = ({"sent", "received"} - {heading}).pop()
@@ -414,7 +414,7 @@ def test_top_queries_processes_concurrently(sockets: Path, monkeypatch: pytest.M
             return b"[" * 200_000  # nested too deeply for the parser
         raise TimeoutError(f"{path} is silent for {seconds:g} s")
 
-    monkeypatch.setattr(sys.modules[moved.__module__], "ask", silent)
+    monkeypatch.setattr(sys.modules[traffic_cells.__module__], "ask", silent)
     done = top("--once")
     assert done.exit_code == 1
     assert len(re.findall(r"process [12] does not respond: .* is silent for 5 s", done.stderr)) == 2
@@ -467,7 +467,7 @@ def test_monitoring_socket_rejects_other_users(
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
-        answer(there)
+        serve_request(there)
         there.close()
         assert here.recv(1) == b""
     assert f"request from user {os.getuid()}\n" in caplog.text
@@ -478,10 +478,10 @@ def test_snapshot_response_times_out_when_the_peer_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(monitoring_socket, "snapshot", lambda: "x" * (1 << 22))
-    monkeypatch.setattr(monitoring_socket, "ANSWER_TIMEOUT", 0.01)
+    monkeypatch.setattr(monitoring_socket, "RESPONSE_TIMEOUT", 0.01)
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there, pytest.raises(TimeoutError):
-        answer(there)
+        serve_request(there)
 
 
 @pytest.mark.any_device
@@ -489,7 +489,7 @@ def test_ask_limits_size_and_total_time_of_the_response(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time limit is for the whole answer. Sending a little at a time does not extend it."""
-    monkeypatch.setattr(monitoring_socket, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(monitoring_socket, "MAX_RESPONSE", 1 << 20)
     path = tmp_path / "1.sock"
     endless = serving(path, parts=repeat(bytes(1 << 16)))
     with endless, pytest.raises(OSError, match="exceeds 1048576 bytes"):
@@ -516,7 +516,7 @@ def test_insecure_or_invalid_directories_are_rejected(
         directory(str(tmp_path / "link"))
     with pytest.raises(ValueError, match="absolute path"):
         directory("yes")
-    long = Path("/" + "x" * (monitoring_socket.MOST_PATH - 1))
+    long = Path("/" + "x" * (monitoring_socket.MAX_DIRECTORY_PATH - 1))
     with pytest.raises(ValueError, match=rf"{long}x is too long .*: 86 bytes \(maximum 85\); "):
         directory(f"{long}x")
     with socket.socket(socket.AF_UNIX) as listener, pytest.raises(FileNotFoundError):
@@ -533,14 +533,14 @@ def test_shared_directory_is_used_without_a_runtime_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service has no runtime directory, so `aiordma top` also looks in /tmp."""
-    assert Path("/tmp") == monitoring_socket.SHARED
-    monkeypatch.setattr(monitoring_socket, "SHARED", tmp_path)
+    assert Path("/tmp") == monitoring_socket.SHARED_DIRECTORY
+    monkeypatch.setattr(monitoring_socket, "SHARED_DIRECTORY", tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
     runtime = tmp_path / "r"  # socket paths must be short
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    there = monitoring_socket.usual()
+    there = monitoring_socket.default_directories()
     assert there[1] == Path(f"/run/user/{os.geteuid()}/aiordma")
-    monkeypatch.setattr(monitoring_socket, "usual", lambda: [there[0], there[2]])
+    monkeypatch.setattr(monitoring_socket, "default_directories", lambda: [there[0], there[2]])
     own = tmp_path / f"aiordma-{os.geteuid()}"
     own.symlink_to("/")
     with pytest.raises(NotADirectoryError):

@@ -43,7 +43,7 @@ TAKEN: list[tuple[Callable[[Any], object], list[Any], object]] = [
     (COUNT, [5, np.int64(5), np.uint8(5), np.array(5), Colour.RED + 4], 5),
     (TIME, [0.5, Fraction(1, 2), Decimal("0.5"), np.float32(0.5)], 0.5),
     (TIME, [np.int32(3), 3], 3.0),
-    (partial(TIME, endless=True), [math.inf], math.inf),
+    (partial(TIME, allow_infinity=True), [math.inf], math.inf),
     (COLOUR, ["RED", 1, np.int64(1), Colour.RED], Colour.RED),
     (MARKS, [3], Marks.A | Marks.B),
     (RIGHTS, [np.uint32(6)], Rights.READ | Rights.WRITE),

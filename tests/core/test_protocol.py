@@ -33,9 +33,9 @@ from aiordma._core.protocol import (
     RegionRequest,
     RegionReturn,
     decode,
+    describe_failure,
     encode,
-    failed,
-    failure,
+    failure_goodbye,
 )
 from aiordma._core.refusal import printable
 from aiordma._core.region import RegionToken, Rights
@@ -137,11 +137,11 @@ def test_goodbyes_use_codes_known_to_earlier_releases() -> None:
 
 @pytest.mark.parametrize("name", ["Überlauf", "x" * 65, "a\x1b[2J", ""])
 def test_goodbye_failure_includes_only_valid_type_names(name: str) -> None:
-    goodbye = failed(type("Known", (Exception,), {})("secret"))
+    goodbye = failure_goodbye(type("Known", (Exception,), {})("secret"))
     assert goodbye == Goodbye(0, GoodbyeCode.FAILED, "Known")
     begin = "the peer's program ended the connection with "
-    assert failure(goodbye, 100).startswith(f"{begin}Known: ")
-    assert failure(goodbye._replace(text=name), 100).startswith(f"{begin}an exception: ")
+    assert describe_failure(goodbye, 100).startswith(f"{begin}Known: ")
+    assert describe_failure(goodbye._replace(text=name), 100).startswith(f"{begin}an exception: ")
 
 
 def test_longest_messages_do_not_exceed_max_length() -> None:

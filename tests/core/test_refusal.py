@@ -6,16 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core.refusal import REFUSAL_SIZE, is_of_key, pack_refusal, printable, unpack_refusal
+from aiordma._core.refusal import (
+    REFUSAL_SIZE,
+    is_missing_key_refusal,
+    pack_refusal,
+    printable,
+    unpack_refusal,
+)
 
 
 @pytest.mark.parametrize("text", ["", "no room", "größer", "x" * 144])
-@pytest.mark.parametrize("of_key", [False, True])
-def test_refusal_round_trips_texts_that_fit(text: str, *, of_key: bool) -> None:
-    packed = pack_refusal(text, of_key=of_key)
+@pytest.mark.parametrize("key_missing", [False, True])
+def test_refusal_round_trips_texts_that_fit(text: str, *, key_missing: bool) -> None:
+    packed = pack_refusal(text, key_missing=key_missing)
     assert len(packed) == REFUSAL_SIZE
     assert unpack_refusal(packed) == text
-    assert is_of_key(packed) == of_key
+    assert is_missing_key_refusal(packed) == key_missing
 
 
 @given(st.text())

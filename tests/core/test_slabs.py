@@ -28,13 +28,13 @@ def test_most_recently_freed_block_is_reused_first() -> None:
 @pytest.fixture
 def joins(monkeypatch: pytest.MonkeyPatch) -> list[SlabAllocator]:
     """A list with an entry for each time an allocator joined buddies."""
-    join, found = SlabAllocator._join, list[SlabAllocator]()
+    join, found = SlabAllocator._join_buddies, list[SlabAllocator]()
 
     def counted(self: SlabAllocator) -> None:
         found.append(self)
         join(self)
 
-    monkeypatch.setattr(SlabAllocator, "_join", counted)
+    monkeypatch.setattr(SlabAllocator, "_join_buddies", counted)
     return found
 
 

@@ -19,7 +19,7 @@ def sent(count: int, control: int = -1) -> tuple[Journal, list[Frame]]:
 
 def test_journal_rejects_impossible_frame_numbers() -> None:
     journal, frames = sent(5, 2)
-    journal.credited(1, 1)  # the peer has handled three
+    journal.release_credited(1, 1)  # the peer has handled three
     for wrong in (0, 2, 6):
         with pytest.raises(ProtocolError, match=f"reports {wrong} received frames"):
             journal.missing_frames(wrong)
@@ -32,10 +32,10 @@ def test_credit_for_a_missing_frame_raises_protocol_error() -> None:
     journal, frames = sent(3)
     assert journal.missing_frames(2) == frames[2:]
     with pytest.raises(ProtocolError, match="a credit for a frame that it reports"):
-        journal.credited(0, 3)
+        journal.release_credited(0, 3)
     assert [frame.kept for frame in frames] == [False, False, True]
     assert journal.missing_frames(3) == []
-    journal.credited(0, 1)
+    journal.release_credited(0, 1)
     assert not frames[2].kept
     with pytest.raises(ProtocolError, match="a frame that was not sent"):
-        journal.credited(0, 1)
+        journal.release_credited(0, 1)

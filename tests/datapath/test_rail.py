@@ -97,7 +97,7 @@ def stalled_reads(wire: Wire) -> None:
 
 def completion_channel(wire: Wire) -> None:
     reader = CompletionReader(wire.events, wire.table, {wire.qp: wire.queue}, 0)
-    reader._handle(False, -errno.EIO)
+    reader._handle(-errno.EIO, polls_again=False)
 
 
 def bug(wire: Wire) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiordma._datapath.stripes import Lane, Striped, Stripes, order
+from aiordma._datapath.stripes import Lane, Striped, Stripes, select_lanes
 
 KB, MB = 1 << 10, 1 << 20
 
@@ -39,7 +39,7 @@ class Operation(Striped):
         self.open_to: dict[Rail, int] = {}
         """The number of bytes that a rail has keys for, if not all."""
 
-    def _reach(self, lane: Lane, start: int) -> int:
+    def _movable_bytes(self, lane: Lane, start: int) -> int:
         if lane.rail.broken:
             return 0
         end = min(self.size, (start // self.pieces + 1) * self.pieces)
@@ -134,7 +134,7 @@ class Net:
 
 @pytest.mark.parametrize(("size", "count"), [(1, 1), (512 * KB - 1, 1), (512 * KB, 3)])
 def test_short_operations_use_only_the_lead_rail(size: int, count: int) -> None:
-    assert order([1, 2, 3], size) == [1, 2, 3][:count]
+    assert select_lanes([1, 2, 3], size) == [1, 2, 3][:count]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

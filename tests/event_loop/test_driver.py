@@ -26,7 +26,7 @@ from aiordma._event_loop import driver, per_loop_resource
 from aiordma._event_loop.completion_reader import CompletionReader
 from aiordma._event_loop.driver import (
     CQ_ENTRIES,
-    EVENTS,
+    MAX_EVENTS,
     ContextEvents,
     Driver,
     EventDriver,
@@ -132,7 +132,7 @@ async def two_ends(driver: Driver) -> AsyncIterator[tuple[End, End]]:
 
 @asynccontextmanager
 async def the_driver(
-    device: verbs.Device, polling: float = driver.POLLING
+    device: verbs.Device, polling: float = driver.DEFAULT_POLLING
 ) -> AsyncIterator[Driver]:
     made = Driver.for_device(device, LIMIT, polling)
     try:
@@ -141,7 +141,9 @@ async def the_driver(
         made.release()
 
 
-both_ways = pytest.mark.parametrize("polling", [driver.POLLING, 0], ids=["polling", "sleeping"])
+both_ways = pytest.mark.parametrize(
+    "polling", [driver.DEFAULT_POLLING, 0], ids=["polling", "sleeping"]
+)
 
 
 # ---- completions ---------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ async def test_completion_arriving_between_poll_and_sleep_is_delivered(
 
         monkeypatch.setattr(reader, "_drain", drain_and_complete)
         if whose == "reader":
-            reader._polling._skip = 1 << 20  # no looks
+            reader._polling._wakeups_to_skip = 1 << 20  # no looks
         else:
             poller.spin = look_and_complete
         first.send()
@@ -216,7 +218,9 @@ async def test_completion_flood_does_not_starve_other_tasks(
     monkeypatch.setattr("aiordma._event_loop.completion_reader.MAX_DRAINS", rounds)
 
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        driver._reader._polling._skip = 1 << 20  # no looks, which would also find the completions
+        driver._reader._polling._wakeups_to_skip = (
+            1 << 20
+        )  # no looks, which would also find the completions
         seen_by_others: set[int] = set()
         over = False
 
@@ -276,12 +280,12 @@ async def test_completions_of_a_closed_queue_pair_are_counted_as_stray(
         used_up = 1 << 32 | OperationKind.WRITE << 24
         others = (0, used_up, used_up | 1 << 31, used_up | 1, 5 << 32, (1 << 64) - 1)
         first.send()
-        assert driver.table.stray == 0
+        assert driver.table.stray_completions == 0
         for wr_id in others:
             second.qp.post_send_one(wr_id, WRITE, SIGNALED, 0, 0, 0, 0, 0)
         second.send()  # completes after the stray requests
         await asyncio.gather(first.sink.wait(2), second.sink.wait(1))
-        assert driver.table.stray == len(others)
+        assert driver.table.stray_completions == len(others)
         assert len(driver.table) == 0
 
 
@@ -323,10 +327,10 @@ async def test_released_cq_entries_are_freed_once_the_queue_is_empty(
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, _):
         cq = driver.reserve_cq(10)
         driver.release_cq(cq, 10)
-        assert driver.channel.pending_release == [cq.entries]
+        assert driver.channel.entries_to_release == [cq.entries]
         first.send()
         await first.sink.wait(1)
-        assert driver.channel.pending_release == []
+        assert driver.channel.entries_to_release == []
         assert cq.entries.pending_release == 0
 
 
@@ -382,10 +386,10 @@ async def test_reader_spins_after_writing_to_polling_peers(
         monkeypatch.setattr(reader, "_drain", drain)
         monkeypatch.setattr(driver.channel, "_peer_wakeups", lambda: wakeups)
         monkeypatch.setattr(reader, "_spin_soon", lambda: looked.append(True))
-        reader._polling._skip = 1 << 20
+        reader._polling._wakeups_to_skip = 1 << 20
         reader.on_completions()
         assert looked == [True] * looks
-        assert reader._polling._skip == (1 << 20) - (not looks)
+        assert reader._polling._wakeups_to_skip == (1 << 20) - (not looks)
 
 
 def test_config_rejects_polling_out_of_range() -> None:
@@ -650,11 +654,11 @@ async def test_cm_events_per_iteration_are_limited(
     def next_event() -> Any:
         nonlocal taken
         taken += 1
-        return mock.Mock(listen_id=None) if taken < 2 * EVENTS else None
+        return mock.Mock(listen_id=None) if taken < 2 * MAX_EVENTS else None
 
     monkeypatch.setattr(events.channel, "get_event", next_event)
     events.take()
-    assert taken == EVENTS
+    assert taken == MAX_EVENTS
     monkeypatch.undo()
     events.release()
 

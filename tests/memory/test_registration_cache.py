@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from aiordma import BufferStateError, verbs
-from aiordma._memory.registration_cache import CacheStatistics, KeptMemory, RegistrationCache
+from aiordma._memory.registration_cache import CachedMemory, CacheStatistics, RegistrationCache
 from tests.combinations import LOOPS
 
 SIZE = 100_000
@@ -32,7 +32,7 @@ def small(
     return cache
 
 
-def find(cache: RegistrationCache, memory: object) -> KeptMemory:
+def find(cache: RegistrationCache, memory: object) -> CachedMemory:
     found = cache.find(memory)
     assert found is not None
     return found

@@ -39,8 +39,8 @@ def test_event_channel_is_unsupported_in_a_child_with_inherited_state(
     """It is refused only if the library keeps the parent's state and the parent has used it."""
     table = embedded().table
     inherits, unused, own = (
-        Library("old", table, inherited=True),
-        Library("old", table, inherited=True),
+        Library("old", table, keeps_devices_on_fork=True),
+        Library("old", table, keeps_devices_on_fork=True),
         Library("new", table),
     )
     for library in (inherits, own, inherits):

@@ -96,5 +96,5 @@ def test_warm_up_has_fewer_iterations_for_large_sizes() -> None:
 
 def test_iterations_are_divided_among_the_connections() -> None:
     settings = Settings(operation="send", metric="lat", sizes=(1,), iterations=10, connections=3)
-    assert settings.share() == 4
-    assert Settings(operation="send", metric="lat", sizes=(1,)).share() is None
+    assert settings.iterations_per_connection() == 4
+    assert Settings(operation="send", metric="lat", sizes=(1,)).iterations_per_connection() is None

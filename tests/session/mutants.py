@@ -18,7 +18,7 @@ MUTANTS = {
     ),
     "a receiver that was told of a message and gives up stays counted": (
         "_datapath/inbox.pyx",
-        "                inbox.notified -= 1\n",
+        "                inbox.woken_receivers -= 1\n",
         "",
     ),
     "an offer is withdrawn twice": (
@@ -53,18 +53,18 @@ MUTANTS = {
     ),
     "a region ends with the last rail that had a key": (
         "_transport/shares.py",
-        "            self._replaced = key\n",
-        "            self._replaced = key\n            if self.told:\n"
+        "            self._last_key = key\n",
+        "            self._last_key = key\n            if self.peer_knows_region:\n"
         "                self._end(notify=True)\n",
     ),
     "the peer is not told of the key that takes the place of the last one": (
         "_transport/shares.py",
-        "        elif self.told:\n",
-        "        elif self.told and self._replaced is None:\n",
+        "        elif self.peer_knows_region:\n",
+        "        elif self.peer_knows_region and self._last_key is None:\n",
     ),
     "a lease counts from its grant": (
         "_transport/sharing.py",
-        "lent=True, since=request.since)",
+        "lent=True, lease_start=request.sent_at)",
         "lent=True)",
     ),
     "a chunk that a broken rail has not read counts as read": (
@@ -80,7 +80,7 @@ MUTANTS = {
     ),
     "the peer is told of a write that was not done": (
         "_datapath/one_sided.pyx",
-        "            self.waiter.undone = True\n",
+        "            self.waiter.has_undone_part = True\n",
         "            pass\n",
     ),
     "a write is over before its message": (
@@ -105,10 +105,10 @@ MUTANTS = {
     ),
     "RNDV_ACK before the last READ": (
         "_datapath/inbox.pyx",
-        "    if pending.unread:\n        return fetcher.fetch_ahead()",
-        "    if pending.unread and pending.unread <= 5000 and pending.target is None:\n"
+        "    if pending.unread_bytes:\n        return fetcher.fetch_ahead()",
+        "    if pending.unread_bytes and pending.unread_bytes <= 5000 and not pending.target:\n"
         "        fetcher.acknowledge(pending)\n"
-        "    if pending.unread:\n        return fetcher.fetch_ahead()",
+        "    if pending.unread_bytes:\n        return fetcher.fetch_ahead()",
     ),
     "the journal forgets a frame early": (
         "_datapath/journal.pyx",
@@ -127,12 +127,12 @@ MUTANTS = {
     ),
     "work overtakes a striped write": (
         "_datapath/one_sided.pyx",
-        "return TURN_BLOCKED if self.writes() else TURN_STARTED",
+        "return TURN_BLOCKED if self.is_write() else TURN_STARTED",
         "return TURN_STARTED",
     ),
     "an atomic operation is done again by another rail": (
         "_datapath/one_sided.pyx",
-        "        return not posted or (\n",
+        "        return not was_posted or (\n",
         "        return True or (\n",
     ),
     "a message that is under way goes twice by another rail": (

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from aiordma import Config, Connection
 from aiordma._core.connection_states import ConnectionState
 from aiordma._datapath.memory import Clock
-from aiordma._event_loop.virtual_loop import StalledError, VirtualLoop, waiting
+from aiordma._event_loop.virtual_loop import StalledError, VirtualLoop, describe_waiting_tasks
 from aiordma._transport.auth import Security
 from aiordma._transport.connect_oob import PendingConnection
 from aiordma._transport.failover import Failover
@@ -89,7 +89,9 @@ class World:
         times = [when for when, *_ in self._deadlines[:1]] + ([until] if until is not None else [])
         if not times:
             assert self.loop is not None
-            raise StalledError(f"nothing will happen any more:\n{waiting(self.loop)}")
+            raise StalledError(
+                f"nothing will happen any more:\n{describe_waiting_tasks(self.loop)}"
+            )
         self.now = max(self.now, min(times))
 
 
@@ -234,7 +236,7 @@ def check_regions(conn: Connection, owner: Connection, world: World) -> None:
     When the lead breaks, a grant may be lost even if it was acknowledged. It is then sent again, so
     leases from before the last change of lead are not compared.
     """
-    for number, region in list(conn._sharing.regions.used.items()):
+    for number, region in list(conn._sharing.regions.remote_regions.items()):
         share = owner._sharing.regions.shares.get(number)
         if share is None:
             told = region.lent or not region._usable

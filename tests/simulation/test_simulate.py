@@ -205,7 +205,7 @@ def test_process_wide_faults_raise_busy_error(monkeypatch: pytest.MonkeyPatch) -
         testing.simulate(main, seed=1)
     in_vain = pytest.raises(BusyError, match=r"\(seed=1,loss=0\.1,.*\) have no effect .* FaultPlan")
     with testing.faults(device="embedded0", seed=1, loss=0.1) as faults, in_vain:
-        faults._only_here = False
+        faults._is_limited_to_process = False
         testing.simulate(main, seed=1)
     monkeypatch.setenv("AIORDMA_EMBEDDED_FAULTS", "seed=1,loss=0.1,rnr=0.2")
     with in_vain:

@@ -269,7 +269,9 @@ async def give(
 
 def forged(conn: Connection, token: RegionToken) -> RemoteRegion:
     """Open a region without checking its token, so that only the peer's device can reject it."""
-    return conn._sharing.regions.use(RemoteRegion(conn._sharing, token, lent=False), granted=False)
+    return conn._sharing.regions.track(
+        RemoteRegion(conn._sharing, token, lent=False), granted=False
+    )
 
 
 async def write_as_it_ends(conn: Connection, region: RemoteRegion, data: bytes) -> None:

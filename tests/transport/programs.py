@@ -782,7 +782,9 @@ def check_pool(*ends: End) -> None:
     for end in ends:
         if (journal := end.conn._messages.outbox.journal).is_enabled:
             assert end.conn._rails is not None
-            others = [rail for rail in end.conn._rails.rails if rail is not end.conn._rails.lead]
+            others = [
+                rail for rail in end.conn._rails.rails if rail is not end.conn._rails.lead_rail
+            ]
             kept += len(journal) + sum(rail.queue is not None for rail in others)
     pools = {end.conn._endpoint.driver.pool for end in ends}
     pools |= {driver.pool for end in ends for driver in end.conn._memory._drivers}

@@ -255,9 +255,9 @@ async def test_remote_array_transfers_gaps_through_bounded_buffers(
 
     Empty arrays move nothing, however large their other dimensions are.
     """
-    monkeypatch.setattr(arrays, "_MOST_RUNS", 16)
-    monkeypatch.setattr(arrays, "_MOST_WITH_GAPS", 1000)
-    monkeypatch.setattr(arrays, "_GAP", 60)
+    monkeypatch.setattr(arrays, "_MAX_RUNS", 16)
+    monkeypatch.setattr(arrays, "_MAX_READ_WITH_GAPS", 1000)
+    monkeypatch.setattr(arrays, "_MAX_GAP", 60)
     long = []
     empty = np.empty
 

@@ -28,7 +28,7 @@ from aiordma._core.handshake import (
     Hello,
 )
 from aiordma._core.protocol import MIN_RECEIVE
-from aiordma._core.refusal import REFUSAL_SIZE, is_of_key, unpack_refusal
+from aiordma._core.refusal import REFUSAL_SIZE, is_missing_key_refusal, unpack_refusal
 from aiordma._transport import connect_cm
 from aiordma._transport.auth import new_ticket
 from aiordma._transport.connect_tcp import MAGIC, READY, TICKET
@@ -295,7 +295,7 @@ async def test_ticket_from_a_different_key_is_rejected_as_wrong_key(
         challenge = (await send_ticket(factory, listener, b""))[:CHALLENGE_SIZE]
         with no_resources_created(listener):
             wrong = new_ticket(OTHER, challenge, AUTHENTICATES)
-            assert is_of_key(await send_ticket(factory, listener, wrong))
+            assert is_missing_key_refusal(await send_ticket(factory, listener, wrong))
 
 
 @one_loop

@@ -250,7 +250,7 @@ async def test_inband_connect_is_rejected_after_the_listener_closed(
 
 
 async def never_arrives(channel: ControlChannel, member: GroupMember) -> None:
-    """Wait forever, as a replacement for `first_arrival`."""
+    """Wait forever, as a replacement for `wait_first_message`."""
     await asyncio.Event().wait()
 
 
@@ -263,7 +263,7 @@ async def test_inband_connect_falls_back_when_max_handshakes_is_reached(
     """
     async with first(factory, replace(SMALL, max_handshakes=1)) as (listener, client, server):
         with monkeypatch.context() as patched:
-            patched.setattr(connect_inband, "first_arrival", never_arrives)
+            patched.setattr(connect_inband, "wait_first_message", never_arrives)
             other = await factory.connect(listener.port)
             assert share_a_group(client, other)
             third, its_server = await factory.both(listener)
@@ -317,7 +317,7 @@ async def test_inband_connect_falls_back_when_the_listener_is_silent(
 
 
 def connections_counted(listener: Listener) -> int:
-    return listener._acceptor._limits._reserved.total()
+    return listener._acceptor._limits._reserved_places.total()
 
 
 ENDS: dict[str, Callable[[Connection, Connection], Coroutine[Any, Any, None] | None]] = {

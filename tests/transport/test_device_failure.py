@@ -133,10 +133,10 @@ async def test_post_failure_ends_the_connection_in_the_next_iteration(
 EVENTS: dict[str, Callable[[Connection], object]] = {
     "abort": Connection.abort,
     "close": lambda conn: asyncio.ensure_future(conn.close()),
-    "goodbye": lambda conn: conn._take_control(
+    "goodbye": lambda conn: conn._process_control(
         protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")
     ),
-    "disconnect": lambda conn: conn._disconnected("too late"),
+    "disconnect": lambda conn: conn._on_disconnected("too late"),
     "timeout": lambda conn: conn._finish(),
 }
 

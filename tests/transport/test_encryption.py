@@ -361,7 +361,7 @@ def halves(heard: Callable[[protocol.Message], protocol.Message]) -> tuple[KeyPr
     sides: list[KeyProof] = []
 
     def to(index: int) -> Callable[[protocol.Message], None]:
-        return lambda message: sides[index].control(heard(message))
+        return lambda message: sides[index].handle_control(heard(message))
 
     for client in (True, False):
         both = hello(), hello()

@@ -22,9 +22,9 @@ def last(count: int) -> int:
 
 
 def share_with_peers(
-    *hosts: str, proved: bool = False, draw: Callable[[int], int] = first
+    *hosts: str, trusted: bool = False, draw: Callable[[int], int] = first
 ) -> FairShare[int]:
-    share: FairShare[int] = FairShare(LIMIT, proved=proved, draw=draw)
+    share: FairShare[int] = FairShare(LIMIT, trusted=trusted, draw=draw)
     for number, host in enumerate(hosts):
         assert share.make_room(networks_of(host)) is None
         share.add(number, networks_of(host))
@@ -102,7 +102,7 @@ def test_flooding_host_does_not_evict_other_hosts_in_its_network() -> None:
 
 
 def test_authenticated_peers_within_their_share_are_not_evicted() -> None:
-    share = share_with_peers(*MANY, proved=True)
+    share = share_with_peers(*MANY, trusted=True)
     for host in ("10.99.0.1", MANY[0]):
         with pytest.raises(NoRoomError):
             share.make_room(networks_of(host))
@@ -110,7 +110,7 @@ def test_authenticated_peers_within_their_share_are_not_evicted() -> None:
 
 
 def test_authenticated_peers_over_their_share_give_way_to_other_hosts() -> None:
-    share = share_with_peers(*[FLOOD] * LIMIT, proved=True)
+    share = share_with_peers(*[FLOOD] * LIMIT, trusted=True)
     with pytest.raises(NoRoomError):
         share.make_room(networks_of(FLOOD))
     assert add_peer(share, "192.0.2.2") == 0
@@ -126,7 +126,7 @@ def test_removing_a_peer_twice_is_harmless() -> None:
     assert list(share) == [2]
     share.remove(2)
     assert share._peers == {(): {}}
-    assert not share._full
+    assert not share._full_networks
 
 
 @pytest.mark.parametrize(
@@ -151,12 +151,12 @@ def test_networks_of_returns_enclosing_prefixes_of_an_address(
 def test_failure_limit_expires_old_failures() -> None:
     limit = FailureLimit(0.0)
     for _ in range(admission_control.HOST_BURST):
-        assert limit.wait("a", 0.0) == 0
+        assert limit.wait_time("a", 0.0) == 0
         limit.record_failure("a", 0.0)
-    assert limit.wait("a", 0.0) == 1 / admission_control.HOST_RATE
-    assert limit.wait("a", 1 / admission_control.HOST_RATE) == 0
+    assert limit.wait_time("a", 0.0) == 1 / admission_control.HOST_RATE
+    assert limit.wait_time("a", 1 / admission_control.HOST_RATE) == 0
     limit.record_failure("a", 1.0)
-    assert limit.wait("b", 1.0) == 0
+    assert limit.wait_time("b", 1.0) == 0
 
 
 def test_parallel_failures_add_at_most_one_extra_burst() -> None:
@@ -164,7 +164,10 @@ def test_parallel_failures_add_at_most_one_extra_burst() -> None:
     limit = FailureLimit(0.0)
     for _ in range(1000):
         limit.record_failure("a", 0.0)
-    assert limit.wait("a", 0.0) == (1 + admission_control.HOST_BURST) / admission_control.HOST_RATE
+    assert (
+        limit.wait_time("a", 0.0)
+        == (1 + admission_control.HOST_BURST) / admission_control.HOST_RATE
+    )
 
 
 def test_total_failure_limit_delays_only_hosts_with_failures() -> None:
@@ -174,10 +177,10 @@ def test_total_failure_limit_delays_only_hosts_with_failures() -> None:
     """
     limit = FailureLimit(0.0)
     for number in range(admission_control.TOTAL_BURST):
-        assert limit.wait("a", 0.0) == 0
+        assert limit.wait_time("a", 0.0) == 0
         limit.record_failure(f"a{number}" if number else "a", 0.0)
-    assert limit.wait("a", 0.0) == 1 / admission_control.TOTAL_RATE
-    assert limit.wait("b", 0.0) == 0
+    assert limit.wait_time("a", 0.0) == 1 / admission_control.TOTAL_RATE
+    assert limit.wait_time("b", 0.0) == 0
 
 
 def test_failure_limit_remembers_at_most_max_hosts() -> None:
@@ -192,6 +195,6 @@ def test_failing_host_is_reported_once_until_its_failures_expire() -> None:
     assert not limit.first_report("a")
     limit.record_failure("a", 0.0)
     assert [limit.first_report("a") for _ in range(3)] == [True, False, False]
-    assert limit.wait("a", 1000.0) == 0
+    assert limit.wait_time("a", 1000.0) == 0
     limit.record_failure("a", 1000.0)
     assert limit.first_report("a")

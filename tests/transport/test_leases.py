@@ -91,7 +91,7 @@ async def test_lease_ends_while_the_owner_event_loop_is_blocked(factory: Connect
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
             share, remote = await give(server, client, buffer, lease=LONG)
-            share._lease_from_now(0.05)  # the loop does not run until the lease ends
+            share._restart_lease(0.05)  # the loop does not run until the lease ends
             computes_until_revoked(share)
             assert server._sharing.shared == 1  # only the loop updates the count
             await remote.wait_ended()
@@ -486,7 +486,7 @@ async def test_shared_memory_is_not_reused_before_the_loop_handles_lease_end(
         await share.ready()
         buffer.release()
         view.release()
-        share._lease_from_now(0.05)  # the loop does not run until the lease ends
+        share._restart_lease(0.05)  # the loop does not run until the lease ends
         computes_until_revoked(share)
         others = [server.alloc(1000) for _ in range(20)]
         assert all(other.address != share.token.address for other in others)

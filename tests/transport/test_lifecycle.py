@@ -143,7 +143,7 @@ async def test_device_choice_is_cached_for_a_limited_time(
         return choose(name)
 
     monkeypatch.setattr(verbs, "choose_device", chosen)
-    monkeypatch.setattr("aiordma.transport.CHOICE_LASTS", lasts)
+    monkeypatch.setattr("aiordma.transport.CHOICE_LIFETIME", lasts)
     async with await factory.listen() as listener:
         for _ in range(2):
             await factory.works(listener)
@@ -264,7 +264,7 @@ async def test_recv_raises_connection_closed_error_on_disconnect_during_close(
         async def tell_and_lose(message: protocol.Message) -> None:
             telling = tell(message)
             await yield_loop(1)
-            client._disconnected("the peer is gone")
+            client._on_disconnected("the peer is gone")
             await telling
 
         monkeypatch.setattr(client._sharing, "send", tell_and_lose)
@@ -286,7 +286,7 @@ async def test_recv_raises_connection_closed_error_when_goodbye_is_still_queued(
         channel = conn._endpoint.driver.channel
         readable, _, _ = select.select([channel.fd], [], [], 5 * factory.slow)
         assert readable
-        conn._disconnected("the peer is gone")
+        conn._on_disconnected("the peer is gone")
         error = await ends(conn.recv(), ConnectionClosedError)
         assert error.by_peer
 
@@ -460,7 +460,7 @@ async def test_goodbye_from_an_unresponsive_peer_ends_pending_calls(
     async with factory.pair(config) as (client, server):
         stop(server)
         sending = client.send_nowait(b"the last one")
-        client._take_control(GOODBYE)
+        client._process_control(GOODBYE)
         for waiting in (sending, client.recv()):
             error = await ends(waiting, ConnectionClosedError)
             assert error.by_peer
@@ -474,7 +474,7 @@ async def test_goodbye_closes_the_connection_after_pending_requests(
     """The connection must not wait for `close_timeout`."""
     async with factory.pair(replace(SMALL, close_timeout=1000)) as (client, _):
         client._queue.post(Probe(lambda: None))
-        client._take_control(GOODBYE)
+        client._process_control(GOODBYE)
         assert not client.closed
         await client.wait_closed()
 

@@ -14,7 +14,7 @@ from aiordma import AuthenticationError, Config, Connection, listen, start_serve
 from aiordma._core import protocol
 from aiordma._transport.acceptor import Acceptor, ConnectionLimitError
 from aiordma._transport.auth import NO_SECURITY
-from aiordma._transport.inspection import Way
+from aiordma._transport.inspection import ConnectionMethod
 from aiordma.errors import (
     BusyError,
     ConnectionBrokenError,
@@ -79,13 +79,13 @@ async def test_connect_is_refused_when_the_limit_is_reached_during_key_proof(
 
             assert "its limit of 1 connections" in str(await ends(late(), RejectedError))
             await check_alive(client, server)
-            assert limits._reserved.total() == 1
+            assert limits._reserved_places.total() == 1
 
 
 class Asks:
     """A peer that never finishes its handshake."""
 
-    via: Way = "tcp"
+    via: ConnectionMethod = "tcp"
 
     def __init__(self, host: str) -> None:
         self.peer_address = (host, 1)
@@ -203,7 +203,9 @@ async def test_receiver_error_contains_message_size_and_limit(factory: Connectio
 @pytest.mark.any_device
 def test_goodbye_with_implausible_sizes_is_reported_without_a_limit(text: str) -> None:
     goodbye = protocol.Goodbye(0, protocol.GoodbyeCode.FAILED, f"MessageTooLongError {text}")
-    assert protocol.failure(goodbye, 100).endswith("the data that it sent may be incomplete")
+    assert protocol.describe_failure(goodbye, 100).endswith(
+        "the data that it sent may be incomplete"
+    )
 
 
 @one_loop

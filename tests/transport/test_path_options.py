@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiordma import Config, Connection, prepare_connection
-from aiordma._transport.arguments import NOT_BY_CM
+from aiordma._transport.arguments import UNSUPPORTED_BY_CM
 from aiordma.errors import RejectedError, RouteError, VerbsError
 from aiordma.transport import connect, listen
 from aiordma.verbs import MTU, QPAttributes
@@ -121,7 +121,7 @@ async def test_unknown_pkey_raises_value_error(factory: ConnectionFactory) -> No
 
 @pytest.mark.any_device
 @one_loop
-@pytest.mark.parametrize("name", NOT_BY_CM)
+@pytest.mark.parametrize("name", UNSUPPORTED_BY_CM)
 async def test_options_unsupported_by_the_connection_manager_are_rejected(
     name: str, device_name: str
 ) -> None:

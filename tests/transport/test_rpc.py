@@ -536,7 +536,7 @@ async def test_server_refuses_calls_beyond_max_calls(factory: ConnectionFactory)
             task.cancel()
         await until(functions, running=0)
     async with calls(factory, functions, max_calls=2) as client:
-        client._calls.room = asyncio.Semaphore(2)
+        client._calls.slots = asyncio.Semaphore(2)
         assert await asyncio.gather(*(client.call("wait", 3) for _ in range(9))) == [None] * 9
 
 

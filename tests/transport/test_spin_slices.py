@@ -50,7 +50,7 @@ async def test_ending_a_spin_early_reenables_peer_wakeups(factory: ConnectionFac
     async with factory.pair(Config(polling=1.0)) as (client, _):
         driver = client._endpoint.driver
         poller = driver._reader._poller
-        address, most, _, _ = driver.channel._reader(1, lambda _: None)
+        address, most, _, _ = driver.channel._poller_arguments(1, lambda _: None)
         state: Any = cast(Any, ffi).cast("struct aiordma_drain *", address)
         poller.spin_us = LONG_US
         poller.spin_soon()

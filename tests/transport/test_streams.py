@@ -15,7 +15,7 @@ from aiordma import Config, Connection, ConnectionBrokenError, streams
 from aiordma._core import protocol
 from aiordma.errors import ProtocolError, RejectedError
 from aiordma.streams import StreamServer, StreamTransport
-from aiordma.streams.transport import PIECE, WINDOW
+from aiordma.streams.transport import MAX_MESSAGE_SIZE, WINDOW
 
 from .connection_factory import SMALL, ConnectionFactory, ends, pattern, yield_loop
 from .marks import by_tcp, one_loop
@@ -217,7 +217,14 @@ async def test_stream_server_echoes_written_data(factory: ConnectionFactory) -> 
         reader, writer = await streams.open_connection(*dialled, **factory.where)
         assert writer.can_write_eof()
         await ends(streams.open_connection(*dialled, **factory.where), RejectedError)
-        for size in (1, 100, HIGH_WATER, PIECE, PIECE + 1, WINDOW + PIECE + 1):
+        for size in (
+            1,
+            100,
+            HIGH_WATER,
+            MAX_MESSAGE_SIZE,
+            MAX_MESSAGE_SIZE + 1,
+            WINDOW + MAX_MESSAGE_SIZE + 1,
+        ):
             data = pattern(size)
             writer.write(data)
             received, _ = await asyncio.gather(reader.readexactly(size), writer.drain())
@@ -250,12 +257,12 @@ async def test_small_writes_are_coalesced_into_few_messages(factory: ConnectionF
 async def test_buffer_can_be_modified_immediately_after_write(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         transport = client.transport
-        memory = bytearray(pattern(PIECE))
+        memory = bytearray(pattern(MAX_MESSAGE_SIZE))
         transport.write(memory)
         transport.write(memoryview(memory)[:100])
         transport.writelines([b"ab", bytearray(b"c"), memoryview(b"d")])
         expected = bytes(memory) + bytes(memory[:100]) + b"abcd"
-        memory[:] = bytes(PIECE)
+        memory[:] = bytes(MAX_MESSAGE_SIZE)
         await server.until(len(expected))
         assert server.data == expected
 
@@ -413,8 +420,8 @@ async def test_write_eof_leaves_the_other_direction_open(factory: ConnectionFact
         here.write_eof()
         await server.eof.wait()
         assert server.data == b"question"
-        there.write(pattern(PIECE * 3))
-        await client.until(PIECE * 3)
+        there.write(pattern(MAX_MESSAGE_SIZE * 3))
+        await client.until(MAX_MESSAGE_SIZE * 3)
         there.close()
         await client.lost.wait()
         await server.lost.wait()
@@ -475,8 +482,8 @@ def poll_until_sends_complete(connection: Connection) -> None:
 
 
 def deliver_goodbye(connection: Connection) -> None:
-    connection._take_control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
-    connection._disconnected("the peer is gone")
+    connection._process_control(protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, ""))
+    connection._on_disconnected("the peer is gone")
 
 
 async def test_stream_closes_cleanly_when_final_events_arrive_together(
@@ -704,7 +711,7 @@ async def test_invalid_protocol_buffer_closes_the_stream(
 async def test_sendfile_sends_the_requested_range(
     factory: ConnectionFactory, tmp_path: Path
 ) -> None:
-    data = pattern(PIECE * 5 + 123)
+    data = pattern(MAX_MESSAGE_SIZE * 5 + 123)
     path = tmp_path / "data"
     path.write_bytes(data)
     async with pair(factory) as (client, server):

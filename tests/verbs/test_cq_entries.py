@@ -122,7 +122,7 @@ def test_undrained_channel_does_not_accumulate_closed_queue_pairs(
             pd.create_qp(cq).close()
             assert cq.poll() == []
             assert cq.reserved == 0
-            assert len(channel.pending_release) == 1
+            assert len(channel.entries_to_release) == 1
         pd.create_qp(cq).close()
         drain(channel)
         assert cq.reserved == 0

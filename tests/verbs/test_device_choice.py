@@ -97,7 +97,7 @@ async def test_software_fallback_warns_once_when_no_card_is_usable(
     assert verbs.find_device() == EMBEDDED
     choose_devices("embedded0")
     assert not caplog.records
-    monkeypatch.setattr(transport, "CHOICE_LASTS", 0)
+    monkeypatch.setattr(transport, "CHOICE_LIFETIME", 0)
     for _ in range(3):
         assert choose_devices(None) == ((EMBEDDED,), None)
     (record,) = caplog.records
@@ -255,7 +255,7 @@ async def test_choose_devices_with_all_respects_the_selected_device_kind(
 ) -> None:
     """Software devices are included only if they are asked for, or with a warning."""
     machine |= {"mlx5_0": {1: ACTIVE}, "embedded0": {1: ACTIVE}}
-    monkeypatch.setattr(transport, "CHOICE_LASTS", 0)
+    monkeypatch.setattr(transport, "CHOICE_LIFETIME", 0)
     monkeypatch.setenv("AIORDMA_DEVICE", "embedded0")
     assert EMBEDDED in choose_devices("all")[0]
     monkeypatch.delenv("AIORDMA_DEVICE")

@@ -68,10 +68,10 @@ class Meanwhile(int):
 def test_settle_counts_slots_correctly_while_another_thread_posts() -> None:
     work = PostedWork(64)
     for wr_id, signaled in enumerate([False, False, True, False]):
-        work.send(wr_id, WROpcode.SEND, signaled)
+        work.add_send(wr_id, WROpcode.SEND, signaled)
 
     def post() -> None:
-        work.send(99, WROpcode.SEND, False)
+        work.add_send(99, WROpcode.SEND, False)
 
     assert work.settle(record(Meanwhile(2, post))) is None
     left = 64 - work.free
@@ -85,17 +85,17 @@ def test_send_counts_slots_correctly_while_another_thread_polls() -> None:
     def poll() -> None:
         work.settle(record(1))
 
-    work.send(0, WROpcode.SEND, False)
-    work.send(1, WROpcode.SEND, True)
-    work.send(2, WROpcode.SEND, Meanwhile(0, poll))
-    work.send(3, WROpcode.SEND, False)
+    work.add_send(0, WROpcode.SEND, False)
+    work.add_send(1, WROpcode.SEND, True)
+    work.add_send(2, WROpcode.SEND, Meanwhile(0, poll))
+    work.add_send(3, WROpcode.SEND, False)
     assert work.unsignaled == 2
     assert work.free == 6
 
 
 def test_settle_ignores_unknown_completions() -> None:
     work = PostedWork(4)
-    work.send(1, WROpcode.SEND, True)
+    work.add_send(1, WROpcode.SEND, True)
     work.settle(record(2))
     work.settle(record(3, opcode=WCOpcode.RECV))
     assert work.free == 3
@@ -113,8 +113,8 @@ def test_settle_ignores_unknown_completions() -> None:
 )
 def test_settle_error_identifies_the_failed_operation(opcode: WROpcode, text: str) -> None:
     work = PostedWork(4)
-    work.receive(7)  # same number, but receives cannot have this status
-    work.send(7, opcode, False)
+    work.add_receive(7)  # same number, but receives cannot have this status
+    work.add_send(7, opcode, False)
     error = work.settle(record(7, WCStatus.REM_ACCESS_ERR))
     assert isinstance(error, RemoteAccessError)
     assert (error.operation, error.qp_num, error.wr_id) == (text, 0x11, 7)
@@ -127,11 +127,11 @@ def test_settle_removes_completed_receives() -> None:
     for status in WCStatus.SUCCESS, WCStatus.LOC_LEN_ERR:
         work = PostedWork(4)
         for wr_id in (7, 8):
-            work.receive(wr_id)
+            work.add_receive(wr_id)
         work.settle(record(7, status, WCOpcode.RECV))
-        work.send(1, WROpcode.RDMA_WRITE, False)
+        work.add_send(1, WROpcode.RDMA_WRITE, False)
         for wr_id, operation in ((7, "write"), (8, "receive")):
-            work.send(7, WROpcode.RDMA_WRITE, True)
+            work.add_send(7, WROpcode.RDMA_WRITE, True)
             error = work.settle(record(wr_id, WCStatus.WR_FLUSH_ERR))
             assert error is not None
             assert error.operation == operation
@@ -143,7 +143,7 @@ def test_failure_frees_all_slots_and_does_not_chain_later_errors() -> None:
     A later failure is not caused by the first one.
     """
     work = PostedWork(1)
-    work.send(1, WROpcode.SEND, True)
+    work.add_send(1, WROpcode.SEND, True)
     assert work.free == 0
     first = work.settle(record(9, WCStatus.LOC_LEN_ERR))
     assert work.free == 1

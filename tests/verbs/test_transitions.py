@@ -22,7 +22,7 @@ from aiordma import verbs
 from aiordma._core.qp_states import TRANSITIONS, attribute_names
 from aiordma.errors import QPTransitionError, VerbsError
 from aiordma.verbs import AccessFlags, AddressVector, MigrationState, QPAttrMask, QPState, QPType
-from aiordma.verbs._qp.qp_attributes import QPChanges, fill
+from aiordma.verbs._qp.qp_attributes import QPChanges, attr_and_mask
 from conftest import kind_of
 
 M = QPAttrMask
@@ -244,7 +244,7 @@ class Tried:
 
     def ask(self, changes: QPChanges) -> int:
         """Modify without the local check. Return 0 or the errno value of the device."""
-        attr, mask = fill(changes)
+        attr, mask = attr_and_mask(changes)
         try:
             self.qp.context.library.calls.ibv_modify_qp(self.qp.pointer, attr, mask)
         except VerbsError as error:

@@ -17,7 +17,13 @@ from aiordma.verbs import (
     WCOpcode,
     WROpcode,
 )
-from aiordma.verbs._qp.transport_rules import NEEDS_CHECK, OPERATIONS, flags_of, has, send_ops_of
+from aiordma.verbs._qp.transport_rules import (
+    NEEDS_CHECK,
+    OPERATIONS,
+    allowed_flags,
+    send_ops_of,
+    supports,
+)
 
 if TYPE_CHECKING:
     from conftest import ConnectedPair, Pair
@@ -43,9 +49,9 @@ TABLE = {
 
 @pytest.mark.parametrize("opcode", TABLE, ids=lambda opcode: opcode.name)
 def test_operation_support_matches_the_manual_page(opcode: WROpcode) -> None:
-    row = "".join("X" if has(qp_type, opcode) else " " for qp_type in COLUMNS)
+    row = "".join("X" if supports(qp_type, opcode) else " " for qp_type in COLUMNS)
     assert row == TABLE[opcode]
-    assert not has(QPType.XRC_RECV, opcode)
+    assert not supports(QPType.XRC_RECV, opcode)
 
 
 def test_operation_tables_cover_every_opcode() -> None:
@@ -56,12 +62,14 @@ def test_operation_tables_cover_every_opcode() -> None:
 def test_allowed_send_flags_match_the_manual_page() -> None:
     for opcode in OPERATIONS:
         for qp_type in COLUMNS:
-            flags = flags_of(qp_type, opcode)
+            flags = allowed_flags(qp_type, opcode)
             assert flags & SendFlags.SIGNALED
             assert bool(flags & SendFlags.FENCE) == (qp_type in (QPType.RC, QPType.XRC_SEND))
-    assert not flags_of(QPType.RC, WROpcode.RDMA_READ) & (SendFlags.INLINE | SendFlags.SOLICITED)
-    assert not flags_of(QPType.RC, WROpcode.RDMA_WRITE) & SendFlags.SOLICITED
-    assert flags_of(QPType.RC, WROpcode.RDMA_WRITE_WITH_IMM) & SendFlags.SOLICITED
+    assert not allowed_flags(QPType.RC, WROpcode.RDMA_READ) & (
+        SendFlags.INLINE | SendFlags.SOLICITED
+    )
+    assert not allowed_flags(QPType.RC, WROpcode.RDMA_WRITE) & SendFlags.SOLICITED
+    assert allowed_flags(QPType.RC, WROpcode.RDMA_WRITE_WITH_IMM) & SendFlags.SOLICITED
 
 
 def test_simple_opcodes_skip_the_slow_check() -> None:

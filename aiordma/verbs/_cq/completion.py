@@ -29,11 +29,11 @@ from .work_completion import WorkCompletion
 
 # The maximum duration of a busy poll in C, in seconds. Signals such as Ctrl-C are handled only
 # between polls. The value is a rough estimate.
-_SLICE = 0.001
+_MAX_BUSY_POLL = 0.001
 
 # The maximum duration of a sleep, in seconds. A longer sleep could overflow the timeout of poll(2),
 # which is an int in milliseconds.
-_LONGEST_SLEEP = 3600.0
+_MAX_SLEEP = 3600.0
 
 
 # The result of a drain. The first element says whether the drain found completions or the device
@@ -41,7 +41,11 @@ _LONGEST_SLEEP = 3600.0
 # may be available although the fd is not readable. A plain tuple is faster than a named tuple.
 Drained: TypeAlias = tuple[bool, bool]
 
-_DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2)) for n in range(4))
+# The bits of the result of a table's `drain`.
+_FOUND_WORK, _MAY_HAVE_MORE = 1, 2
+_DRAINED: tuple[Drained, ...] = tuple(
+    (bool(bits & _FOUND_WORK), bool(bits & _MAY_HAVE_MORE)) for bits in range(4)
+)
 
 
 class Table(Protocol):
@@ -65,12 +69,12 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         self.drain_state.calls = self._calls = context.library.table
         self.drain_state.channel = pointer
         self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
-        self.pending_release: list[Entries] = []
-        drain_state, pending_release = self.drain_state, self.pending_release
+        self.entries_to_release: list[Entries] = []
+        drain_state, entries_to_release = self.drain_state, self.entries_to_release
 
         def end_and_destroy(channel: h.ibv_comp_channel) -> None:
             lib.aiordma_drain_end(drain_state)
-            pending_release.clear()  # break the reference cycle with its entries
+            entries_to_release.clear()  # break the reference cycle with its entries
             context.library.calls.ibv_destroy_comp_channel(channel)
 
         super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
@@ -89,17 +93,20 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         """Return the current wake-up counters, for :meth:`_wrote_to_polling_peers`."""
         return lib.aiordma_peer_wakeups(self._calls)
 
-    def _wrote_to_polling_peers(self, since: int) -> bool:
+    def _wrote_to_polling_peers(self, earlier: int) -> bool:
         """Return whether the device has written to peers, and all of these peers were polling.
 
         Args:
-            since: An earlier result of :meth:`_peer_wakeups`. Only later writes are considered.
+            earlier: An earlier result of :meth:`_peer_wakeups`. Only later writes are considered.
 
         Returns:
             False if there were no writes, or if the device does not count its writes.
         """
-        now = self._peer_wakeups()
-        return now != since and now >> 32 == since >> 32
+        current = self._peer_wakeups()
+        # The upper 32 bits count the writes that had to wake the peer, and the lower 32 bits all
+        # other writes.
+        has_woken_peer = current >> 32 != earlier >> 32
+        return current != earlier and not has_woken_peer
 
     @property
     def events(self) -> int:
@@ -132,8 +139,8 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
                 return queue
         return None
 
-    def _sleep_for(self, queue: CompletionQueue, seen: int, end: float) -> None:
-        """Sleep until ``queue`` has an event, but no longer than until the time ``end``.
+    def _sleep_for(self, queue: CompletionQueue, events_taken_before: int, deadline: float) -> None:
+        """Sleep until ``queue`` has an event, but no longer than until the time ``deadline``.
 
         If several threads are sleeping, only one of them polls the fd, takes the events, and wakes
         the others. If every thread polled the fd, a thread could miss its event, because another
@@ -141,19 +148,22 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
 
         Args:
             queue: The completion queue.
-            seen: The value of ``queue._events_taken`` before the queue was armed.
-            end: The time at which to give up, as returned by ``time.monotonic()``.
+            events_taken_before: The value of ``queue._events_taken`` before the queue was armed.
+            deadline: The time at which to give up, as returned by ``time.monotonic()``.
         """
         with self._event_taken:
-            while queue._events_taken == seen and (left := end - time.monotonic()) > 0:
-                left = min(left, _LONGEST_SLEEP)
+            while (
+                queue._events_taken == events_taken_before
+                and (remaining := deadline - time.monotonic()) > 0
+            ):
+                remaining = min(remaining, _MAX_SLEEP)
                 if self._has_event_reader:
-                    self._event_taken.wait(left)
+                    self._event_taken.wait(remaining)
                     continue
                 self._has_event_reader = True
                 self._event_taken.release()
                 try:
-                    self._take_event(left)
+                    self._take_event(remaining)
                 finally:
                     self._event_taken.acquire()
                     self._has_event_reader = False
@@ -183,17 +193,17 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
             raise self.closed_error()
         return self._drained(table.drain(self._state_address, capacity, polls_again))
 
-    def _reader(
-        self, capacity: int, otherwise: Callable[[int], object]
+    def _poller_arguments(
+        self, capacity: int, on_more_work: Callable[[int], object]
     ) -> tuple[int, int, list[Entries], Callable[[int], object]]:
         """Return the arguments for the methods of a `Poller` that drain this channel.
 
         Args:
             capacity: The maximum number of completions per call.
-            otherwise: A function that the poller calls with the result if there is more to do. The
-                function must pass the result to :meth:`_drained`.
+            on_more_work: A function that the poller calls with the result if there is more to do.
+                The function must pass the result to :meth:`_drained`.
         """
-        return self._state_address, capacity, self.pending_release, otherwise
+        return self._state_address, capacity, self.entries_to_release, on_more_work
 
     def _drained(self, result: int) -> Drained:
         """Decode the result of a table's ``drain``.
@@ -203,10 +213,10 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         """
         if result < 0:
             raise failure("ibv_get_cq_event", -result, f"cannot drain {self!r}")
-        if self.pending_release and not result & 2:
-            for queue in self.pending_release:
-                queue.seen_empty()
-            self.pending_release.clear()
+        if self.entries_to_release and not result & _MAY_HAVE_MORE:
+            for entries in self.entries_to_release:
+                entries.seen_empty()
+            self.entries_to_release.clear()
         return _DRAINED[result]
 
     def _details(self) -> str:
@@ -242,7 +252,9 @@ class CompletionQueue(Resource[h.ibv_cq]):
             weakref.WeakValueDictionary()
         )
         """The posted work of the queue pairs that use this queue, by queue pair number."""
-        self.entries: Entries = Entries(pointer.cqe, channel.pending_release if channel else None)
+        self.entries: Entries = Entries(
+            pointer.cqe, channel.entries_to_release if channel else None
+        )
         self._array: CompletionArray | None = None
         self._polls = self._completions = self._arms = 0
         self._events_taken = 0
@@ -291,7 +303,8 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
     def _settle(self, record: Record) -> WorkCompletionError | None:
         """Stop tracking the work that has completed. Return the exception if the work failed."""
-        work = self._posted_work.get(record[6])
+        qp_num = record[6]
+        work = self._posted_work.get(qp_num)
         return work.settle(record) if work is not None else None
 
     def statistics(self) -> CQStatistics:
@@ -334,7 +347,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
             ValueError: If ``max`` is less than 1, or if the queue has no channel and ``spin`` is
                 finite.
         """
-        max, spin = integer("max", max), seconds("spin", spin, endless=True)
+        max, spin = integer("max", max), seconds("spin", spin, allow_infinity=True)
         if not max:
             raise ValueError("max must be at least 1, not 0")
         if self.channel is None and not math.isinf(spin):
@@ -343,29 +356,33 @@ class CompletionQueue(Resource[h.ibv_cq]):
                 "or use spin=math.inf"
             )
         now = time.monotonic()
-        end = math.inf if timeout is None else now + seconds("timeout", timeout, endless=True)
+        deadline = (
+            math.inf if timeout is None else now + seconds("timeout", timeout, allow_infinity=True)
+        )
         while True:
-            if found := self._spin(max, min(end, now + spin)):
-                return found
-            if (now := time.monotonic()) >= end:
+            if completions := self._spin(max, min(deadline, now + spin)):
+                return completions
+            if (now := time.monotonic()) >= deadline:
                 return []
             if self.channel is None or math.isinf(spin):
                 continue
-            seen = self._events_taken
+            events_taken_before = self._events_taken
             self.req_notify()
             # Poll again, because completions that arrived before arming do not generate an event.
-            if found := self._poll(max, 0):
-                return found
-            self.channel._sleep_for(self, seen, end)
+            if completions := self._poll(max, 0):
+                return completions
+            self.channel._sleep_for(self, events_taken_before, deadline)
             now = time.monotonic()
 
-    def _spin(self, max: int, end: float) -> list[WorkCompletion]:
-        """Poll at least once, until completions are found or the time ``end`` is reached."""
+    def _spin(self, max: int, deadline: float) -> list[WorkCompletion]:
+        """Poll at least once, until completions are found or the time ``deadline`` is reached."""
         while True:
-            left = end - time.monotonic()
-            found = self._poll(max, math.ceil(min(left, _SLICE) * 1_000_000) if left > 0 else 0)
-            if found or left <= 0:
-                return found
+            remaining = deadline - time.monotonic()
+            completions = self._poll(
+                max, math.ceil(min(remaining, _MAX_BUSY_POLL) * 1_000_000) if remaining > 0 else 0
+            )
+            if completions or remaining <= 0:
+                return completions
 
     # --- events ----------------------------------------------------------------------------
 
@@ -401,15 +418,16 @@ class CompletionQueue(Resource[h.ibv_cq]):
             ValueError: If the device does not support these values.
             UnsupportedError: If the device does not support moderation.
         """
-        most = self.context.query_device_ex().cq_mod_caps
-        if not most.max_cq_count and not most.max_cq_period:
+        limits = self.context.query_device_ex().cq_mod_caps
+        if not limits.max_cq_count and not limits.max_cq_period:
             raise self.context._unsupported_error("completion queue moderation", "ibv_modify_cq")
         cq_count = integer("cq_count", cq_count, None)
         period = round(seconds("cq_period", cq_period) * 1_000_000)
-        if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:
+        if not 0 <= cq_count <= limits.max_cq_count or not 0 <= period <= limits.max_cq_period:
             raise ValueError(
                 f"invalid moderation settings for {self!r}: cq_count={cq_count} (maximum"
-                f" {most.max_cq_count}), cq_period={period} us (maximum {most.max_cq_period} us)"
+                f" {limits.max_cq_count}), cq_period={period} us"
+                f" (maximum {limits.max_cq_period} us)"
             )
         attr = ffi.new("struct ibv_modify_cq_attr *")
         attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE
@@ -522,16 +540,16 @@ def reserve_entries(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]
     for cq, entries in wanted:
         if cq is not None:
             totals[cq] += entries
-    with ExitStack() as undone:
-        undone.callback(node.close)
+    with ExitStack() as rollback:
+        rollback.callback(node.close)
         for cq, entries in totals.items():
             cq.make_room(entries)
-            undone.callback(cq.entries.release, entries)
-        undone.pop_all()
-    held = [(cq.entries, entries) for cq, entries in totals.items() if entries]
+            rollback.callback(cq.entries.release, entries)
+        rollback.pop_all()
+    reserved = [(cq.entries, entries) for cq, entries in totals.items() if entries]
 
     def release_entries() -> None:
-        for counter, entries in held:
-            counter.release_when_empty(entries)
+        for queue_entries, entries in reserved:
+            queue_entries.release_when_empty(entries)
 
     node.on_destroyed = release_entries

@@ -16,7 +16,7 @@ from .._device.enums import WCFlags, WCOpcode, WCStatus
 from .work_completion import WorkCompletion
 
 
-def _number(name: str, doc: str, member: str = "") -> Any:
+def _numeric_field(name: str, doc: str, member: str = "") -> Any:
     """Create a property that reads a numeric field with :meth:`CompletionCursor._read`."""
     return property(lambda cursor: cursor._read(name, member), doc=doc)
 
@@ -38,39 +38,41 @@ class CompletionCursor:
         self._started = False
         self._attr = ffi.new("struct ibv_poll_cq_attr *")
         self._wc: WorkCompletion | None = None  # current completion of a classic queue
-        self._ex: h.ibv_cq_ex | None = None  # the queue, if extended
+        self._extended_cq: h.ibv_cq_ex | None = None  # the queue, if extended
         self.failure: WorkCompletionError | None = None
 
     def __enter__(self) -> Self:
         if self._cq.fields is not None:
-            self._ex = ffi.cast("struct ibv_cq_ex *", self._cq.pointer)
+            self._extended_cq = ffi.cast("struct ibv_cq_ex *", self._cq.pointer)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._end_poll()
 
-    def _end(self) -> None:
-        if self._started and self._ex is not None:
+    def _end_poll(self) -> None:
+        if self._started and self._extended_cq is not None:
             self._started = False
-            self._ex.end_poll(self._ex)
+            self._extended_cq.end_poll(self._extended_cq)
 
     def __iter__(self) -> Iterator[Self]:
         while self._step():
             yield self
 
     def _step(self) -> bool:
-        if self._ex is None:
+        if self._extended_cq is None:
             found = self._cq.poll(1)
             self._wc = found[0] if found else None
             self.failure = self._wc.failure if self._wc else None
             return bool(found)
-        if not self._start(self._ex):
+        if not self._start_poll(self._extended_cq):
             return False
         self.failure = self._cq._settle(self._record())
         return True
 
-    def _start(self, cq: h.ibv_cq_ex) -> bool:
-        self._end()  # next_poll can lose completions (see native/verbs/completion.c)
+    def _start_poll(self, cq: h.ibv_cq_ex) -> bool:
+        # Start again for each completion instead of calling next_poll, which can lose completions
+        # (see native/verbs/completion.c).
+        self._end_poll()
         code = cq.start_poll(cq, self._attr)
         if code == 0:
             self._started = True
@@ -83,8 +85,8 @@ class CompletionCursor:
     def _record(self) -> tuple[int, int, int, int, int, int, int, int, int]:
         """Return the current completion as a record for :meth:`CompletionQueue._settle`."""
         opcode = 0 if self.status else self._read("opcode")
-        number = self._read("qp_num") if getattr(self._ex, "read_qp_num", None) else 0
-        return self.wr_id, self.status, opcode, self.vendor_err, 0, 0, number, 0, 0
+        qp_num = self._read("qp_num") if getattr(self._extended_cq, "read_qp_num", None) else 0
+        return self.wr_id, self.status, opcode, self.vendor_err, 0, 0, qp_num, 0, 0
 
     def _read(self, name: str, member: str = "") -> int:
         """Return the value of a field. On an extended queue, ``read_<member>`` reads the value."""
@@ -92,20 +94,20 @@ class CompletionCursor:
             raise RuntimeError(
                 "the cursor is not positioned on a completion; iterate over the cursor first"
             )
-        if self._ex is not None:
+        if self._extended_cq is not None:
             if name in ("wr_id", "status"):
-                return int(getattr(self._ex, name))
-            if read := getattr(self._ex, f"read_{member or name}"):
-                return int(read(self._ex))
-            why = " (the queue was created without it)"
+                return int(getattr(self._extended_cq, name))
+            if read := getattr(self._extended_cq, f"read_{member or name}"):
+                return int(read(self._extended_cq))
+            hint = " (the queue was created without it)"
         else:
             value = getattr(self._wc, name)
             if value is not None:
                 return int(value)
             if self.failure is not None or self.status:
                 return 0
-            why = ""
-        field, device = f"the completion field {name}{why}", self._cq.context.name
+            hint = ""
+        field, device = f"the completion field {name}{hint}", self._cq.context.name
         raise UnsupportedError(field, device=device, verb="ibv_start_poll")
 
     # --- the fields ------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class CompletionCursor:
         if not self.wc_flags & WCFlags.WITH_IMM:
             return None
         imm_data = self._read("imm_data")
-        return imm_data if self._ex is None else socket.ntohl(imm_data)
+        return imm_data if self._extended_cq is None else socket.ntohl(imm_data)
 
     @property
     def invalidated_rkey(self) -> int | None:
@@ -141,19 +143,19 @@ class CompletionCursor:
         """The completion's flags."""
         return WCFlags(self._read("wc_flags"))
 
-    wr_id: int = _number("wr_id", "The number of the work request.")
-    vendor_err: int = _number("vendor_err", "The vendor's error code.")
-    byte_len: int = _number("byte_len", "The number of bytes received.")
-    qp_num: int = _number("qp_num", "The number of the queue pair.")
-    src_qp: int = _number("src_qp", "The sender's queue pair, for datagrams.")
-    slid: int = _number("slid", "The sender's LID.")
-    sl: int = _number("sl", "The service level.")
-    dlid_path_bits: int = _number("dlid_path_bits", "The low bits of the destination LID.")
-    timestamp: int = _number(
+    wr_id: int = _numeric_field("wr_id", "The number of the work request.")
+    vendor_err: int = _numeric_field("vendor_err", "The vendor's error code.")
+    byte_len: int = _numeric_field("byte_len", "The number of bytes received.")
+    qp_num: int = _numeric_field("qp_num", "The number of the queue pair.")
+    src_qp: int = _numeric_field("src_qp", "The sender's queue pair, for datagrams.")
+    slid: int = _numeric_field("slid", "The sender's LID.")
+    sl: int = _numeric_field("sl", "The service level.")
+    dlid_path_bits: int = _numeric_field("dlid_path_bits", "The low bits of the destination LID.")
+    timestamp: int = _numeric_field(
         "timestamp", "The device's clock at the completion, in ticks.", "completion_ts"
     )
-    wallclock_ns: int = _number(
+    wallclock_ns: int = _numeric_field(
         "wallclock_ns", "The time of day, in nanoseconds since 1970.", "completion_wallclock_ns"
     )
-    cvlan: int = _number("cvlan", "The VLAN tag that the device removed.")
-    flow_tag: int = _number("flow_tag", "The tag of the matching flow rule.")
+    cvlan: int = _numeric_field("cvlan", "The VLAN tag that the device removed.")
+    flow_tag: int = _numeric_field("flow_tag", "The tag of the matching flow rule.")

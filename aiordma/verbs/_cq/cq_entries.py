@@ -21,14 +21,14 @@ class Entries:
 
     Args:
         capacity: The total number of entries.
-        channel: The channel's list of objects that are waiting to release entries. They release the
-            entries when a drain leaves all of the channel's queues empty.
+        channel_pending: The channel's list of objects that are waiting to release entries. They
+            release the entries when a drain leaves all of the channel's queues empty.
     """
 
-    __slots__ = ("_channel", "capacity", "pending_release", "reserved")
+    __slots__ = ("_channel_pending", "capacity", "pending_release", "reserved")
 
-    def __init__(self, capacity: int, channel: list[Entries] | None = None) -> None:
-        self._channel = channel
+    def __init__(self, capacity: int, channel_pending: list[Entries] | None = None) -> None:
+        self._channel_pending = channel_pending
         self.capacity: int = capacity
         self.reserved: int = 0
         self.pending_release: int = 0
@@ -48,8 +48,8 @@ class Entries:
     def release_when_empty(self, entries: int) -> None:
         """Release reserved entries when the queue is next found empty."""
         # An earlier call may have added this object already, because only a drain clears the list.
-        if self._channel is not None and self not in self._channel:
-            self._channel.append(self)
+        if self._channel_pending is not None and self not in self._channel_pending:
+            self._channel_pending.append(self)
         self.pending_release += entries
 
     def seen_empty(self) -> None:

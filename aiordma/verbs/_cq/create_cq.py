@@ -18,8 +18,8 @@ STANDARD = WCFields(lib.IBV_WC_STANDARD_FLAGS)
 # end of a queue. The next poll then returns completions that never existed (seen on Linux 6.1).
 _WITHOUT_EXTENDED = frozenset({(0xFFFFFF, 0)})  # vendor_id, vendor_part_id
 
-_TIMES = (WCFields.WITH_COMPLETION_TIMESTAMP, WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
-_ALL_TIMES = _TIMES[0] | _TIMES[1]
+_TIMESTAMPS = (WCFields.WITH_COMPLETION_TIMESTAMP, WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
+_ALL_TIMESTAMPS = _TIMESTAMPS[0] | _TIMESTAMPS[1]
 
 
 def create_cq(
@@ -58,9 +58,9 @@ def create_cq(
         )
     fields = None if fields is None else choice("fields", fields, WCFields)
     flags = choice("flags", flags, CQFlags)
-    most = context.query_device().max_cqe
-    if not 0 < cqe <= most:
-        raise ValueError(f"cqe must be between 1 and {most} on {context.name}, not {cqe}")
+    max_cqe = context.query_device().max_cqe
+    if not 0 < cqe <= max_cqe:
+        raise ValueError(f"cqe must be between 1 and {max_cqe} on {context.name}, not {cqe}")
     if not 0 <= comp_vector < context.num_comp_vectors:
         raise ValueError(
             f"comp_vector must be between 0 and {context.num_comp_vectors - 1} on {context.name},"
@@ -71,7 +71,7 @@ def create_cq(
     if extended:
         if fields is None and (fields := context.cq_fields) is None:
             raise context._unsupported_error("extended completion queues", "ibv_create_cq_ex")
-        pointer = _extended(context, cqe, channel, comp_vector, fields, flags)
+        pointer = _create_extended(context, cqe, channel, comp_vector, fields, flags)
         return CompletionQueue(context, pointer, channel, fields, flags)
     if fields is not None or flags:
         raise ValueError(
@@ -86,7 +86,7 @@ def create_cq(
     )
 
 
-def _extended(
+def _create_extended(
     context: verbs.Context,
     cqe: int,
     channel: CompletionChannel | None,
@@ -114,7 +114,7 @@ def _extended(
         )
 
 
-def most_fields(context: verbs.Context) -> WCFields | None:
+def supported_fields(context: verbs.Context) -> WCFields | None:
     """Return all useful fields that extended queues on this device can report.
 
     The only way to find out which timestamps a device supports is to create a queue that reports
@@ -123,10 +123,14 @@ def most_fields(context: verbs.Context) -> WCFields | None:
     Returns:
         The fields, or None if the device does not support extended queues.
     """
-    times = [_ALL_TIMES, *_TIMES] if context.query_device_ex().completion_timestamp_mask else []
-    for fields in (*(STANDARD | stamp for stamp in times), STANDARD):
+    timestamp_sets = (
+        [_ALL_TIMESTAMPS, *_TIMESTAMPS]
+        if context.query_device_ex().completion_timestamp_mask
+        else []
+    )
+    for fields in (*(STANDARD | timestamps for timestamps in timestamp_sets), STANDARD):
         try:
-            pointer = _extended(context, 1, None, 0, fields, CQFlags.NONE)
+            pointer = _create_extended(context, 1, None, 0, fields, CQFlags.NONE)
         except UnsupportedError:
             continue
         context.library.calls.ibv_destroy_cq(pointer)

@@ -147,16 +147,16 @@ def _extended_values(more: More, fields: WCFields | None) -> tuple[int | None, .
     timestamp, wallclock_ns, tm_tag, slid, pkey_index, sl, bits, cvlan, flow_tag, tm_priv = more
     if fields is None:
         return None, None, slid, sl, bits, pkey_index
-    told = int(fields)
+    reported = int(fields)
     return (
-        timestamp if told & _TIMESTAMP else None,
-        wallclock_ns if told & _WALLCLOCK else None,
-        slid if told & _SLID else None,
-        sl if told & _SL else None,
-        bits if told & _DLID_PATH_BITS else None,
+        timestamp if reported & _TIMESTAMP else None,
+        wallclock_ns if reported & _WALLCLOCK else None,
+        slid if reported & _SLID else None,
+        sl if reported & _SL else None,
+        bits if reported & _DLID_PATH_BITS else None,
         None,  # pkey_index, which only classic queues report
-        cvlan if told & _CVLAN else None,
-        flow_tag if told & _FLOW_TAG else None,
-        tm_tag if told & _TM_INFO else None,
-        tm_priv if told & _TM_INFO else None,
+        cvlan if reported & _CVLAN else None,
+        flow_tag if reported & _FLOW_TAG else None,
+        tm_tag if reported & _TM_INFO else None,
+        tm_priv if reported & _TM_INFO else None,
     )

@@ -150,11 +150,11 @@ class GIDEntry(NamedTuple):
         because routers do not forward their packets. Entries with equal keys keep the order of the
         table.
         """
-        ip, reach = self.gid.ip, 0
+        ip, reach_rank = self.gid.ip, 0
         if self.gid_type is not GIDType.IB:  # IB's default subnet prefix is link-local (fe80::/64)
-            reach = 2 if ip.is_link_local else int(ip.is_loopback)
-        kind = {GIDType.ROCE_V2: 0, GIDType.IB: 0, GIDType.ROCE_V1: 1}.get(self.gid_type, 2)
-        return (self.gid.is_zero, kind, reach)
+            reach_rank = 2 if ip.is_link_local else int(ip.is_loopback)
+        type_rank = {GIDType.ROCE_V2: 0, GIDType.IB: 0, GIDType.ROCE_V1: 1}.get(self.gid_type, 2)
+        return (self.gid.is_zero, type_rank, reach_rank)
 
 
 def best(entries: Sequence[GIDEntry]) -> GIDEntry:
@@ -202,7 +202,8 @@ class AddressVector(NamedTuple):
 
         def numbers(limits: dict[str, int]) -> dict[str, object]:
             return {
-                name: integer(name, getattr(self, name), 0, most) for name, most in limits.items()
+                name: integer(name, getattr(self, name), 0, maximum)
+                for name, maximum in limits.items()
             }
 
         fields = numbers(_MAX_AH_ATTR)

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 def _with_qp_types(caps: QPTypeCaps, record: Callable[..., T]) -> T:
-    types = frozenset(kind for kind in QPType if caps.supported_qpts >> kind & 1)
-    return copy_of(caps, record, supported_qpts=types)
+    qp_types = frozenset(qp_type for qp_type in QPType if caps.supported_qpts >> qp_type & 1)
+    return copy_of(caps, record, supported_qpts=qp_types)
 
 
 class OdpCapabilities(NamedTuple):

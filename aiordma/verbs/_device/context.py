@@ -16,7 +16,7 @@ from aiordma.errors import DeviceEventError, UnsupportedError, VerbsError
 
 from .._cq.completion import CompletionChannel, CompletionQueue
 from .._cq.create_cq import create_cq as create_cq_on
-from .._cq.create_cq import most_fields
+from .._cq.create_cq import supported_fields
 from .._memory.device_memory import DeviceMemory
 from .._qp.queue_pair import QueuePair
 from .._qp.shared_receive_queue import SharedReceiveQueue
@@ -28,7 +28,7 @@ from .domains import ParentDomain, ThreadDomain
 from .enums import EventType, WCFields, WCStatus
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
-from .route_lookup import better_gid
+from .route_lookup import better_gid_hint
 from .statistics import DeviceStatistics, count_open
 
 # Maps each event type to the member of struct ibv_async_event's union that is valid for events of
@@ -46,11 +46,11 @@ _MEMBERS = {
     for name in names.split()
 }
 
-_ENTRY_SIZE = ffi.sizeof("struct ibv_gid_entry")
+_GID_ENTRY_SIZE = ffi.sizeof("struct ibv_gid_entry")
 
 # An allocator that does not zero the memory. Read only the entries that the C function reports as
 # written.
-_unset = ffi.new_allocator(should_clear_after_alloc=False)
+_new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class AsyncEvent(NamedTuple):
@@ -68,8 +68,8 @@ class AsyncEvent(NamedTuple):
 
 def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
     """Return the exception for an event that makes a device, or an object on it, unusable."""
-    about = repr(event.element) if event.element is not None else ""
-    return DeviceEventError(event.type.name, device=context.name, element=about)
+    element = repr(event.element) if event.element is not None else ""
+    return DeviceEventError(event.type.name, device=context.name, element=element)
 
 
 # Maps each library and C pointer to the contexts that wrap the pointer. If threads race, several
@@ -78,12 +78,12 @@ def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
 _borrowed: dict[tuple[str, int], list[weakref.ref[Context]]] = {}
 
 
-def _first_borrowed(made: list[weakref.ref[Context]]) -> Context | None:
-    for ref in tuple(made):
+def _first_borrowed(references: list[weakref.ref[Context]]) -> Context | None:
+    for ref in tuple(references):
         if (context := ref()) is not None and not context.closed:
             return context
         with suppress(ValueError):  # already removed by another thread
-            made.remove(ref)
+            references.remove(ref)
     return None
 
 
@@ -135,14 +135,14 @@ class Context(Resource[h.ibv_context]):
         objects created on the context but leaves the device open.
         """
         key = (library.name, int(ffi.cast("uintptr_t", pointer)))
-        made = _borrowed.setdefault(key, [])
-        if (context := _first_borrowed(made)) is not None:
+        references = _borrowed.setdefault(key, [])
+        if (context := _first_borrowed(references)) is not None:
             return context
-        raw = library.calls.ibv_get_device_name(pointer.device)
-        name = ffi.string(raw).decode(errors="replace")
-        own = cls(library, pointer, name, borrowed=True)
-        made.append(weakref.ref(own))
-        context = _first_borrowed(made)
+        c_name = library.calls.ibv_get_device_name(pointer.device)
+        name = ffi.string(c_name).decode(errors="replace")
+        new_context = cls(library, pointer, name, borrowed=True)
+        references.append(weakref.ref(new_context))
+        context = _first_borrowed(references)
         assert context is not None
         return context
 
@@ -194,23 +194,23 @@ class Context(Resource[h.ibv_context]):
 
     @contextmanager
     def _requires_capability(
-        self, capability: str, about: Callable[[VerbsError], str] | None = None
+        self, capability: str, describe_error: Callable[[VerbsError], str] | None = None
     ) -> Iterator[None]:
         """Add the capability's name to any UnsupportedError raised in the ``with`` block.
 
         Args:
             capability: The name of the capability.
-            about: A function that creates the message for any other VerbsError. If None, other
-                errors are not changed.
+            describe_error: A function that creates the message for any other VerbsError. If None,
+                other errors are not changed.
         """
         try:
             yield
         except UnsupportedError as error:
             raise self._unsupported_error(capability, error.verb, error.errno or 0) from None
         except VerbsError as error:
-            if about is None:
+            if describe_error is None:
                 raise
-            raise explained(error, about(error)) from None
+            raise explained(error, describe_error(error)) from None
 
     def _unsupported_error(
         self, capability: str, verb: str, code: int = errno.EOPNOTSUPP
@@ -225,7 +225,7 @@ class Context(Resource[h.ibv_context]):
 
     def ask_port(self, port_num: int) -> h.ibv_port_attr:
         """Query a port and return the C structure, which is faster if few fields are needed."""
-        port_num = _port(port_num)
+        port_num = _check_port_num(port_num)
         attr = ffi.new("struct ibv_port_attr *")
         pointer, calls = self.pointer, self.library.calls
         try:
@@ -245,15 +245,15 @@ class Context(Resource[h.ibv_context]):
         Until the table changes, each call returns the same entry objects.
         """
         ports = range(1, self.query_device().phys_port_cnt + 1)
-        room = max(1, sum(self.ask_port(port).gid_tbl_len for port in ports))
-        entries = _unset("struct ibv_gid_entry[]", room)
+        capacity = max(1, sum(self.ask_port(port).gid_tbl_len for port in ports))
+        entries = _new_uncleared("struct ibv_gid_entry[]", capacity)
         calls, pointer = self.library.calls, self.pointer
-        count = calls._ibv_query_gid_table(pointer, entries, room, 0, _ENTRY_SIZE)
-        there = ffi.buffer(entries, count * _ENTRY_SIZE)
-        known, table = self._gid_table
-        if there != known:
+        count = calls._ibv_query_gid_table(pointer, entries, capacity, 0, _GID_ENTRY_SIZE)
+        raw_table = ffi.buffer(entries, count * _GID_ENTRY_SIZE)
+        cached_raw, table = self._gid_table
+        if raw_table != cached_raw:
             table = tuple(GIDEntry.read(entries[index]) for index in range(count))
-            self._gid_table = there[:], table
+            self._gid_table = raw_table[:], table
         return list(table)
 
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
@@ -262,15 +262,15 @@ class Context(Resource[h.ibv_context]):
         Raises:
             VerbsError: With ENODATA, if the entry is empty.
         """
-        index, port_num = integer("index", index, 0, I32_MAX), _port(port_num)
+        index, port_num = integer("index", index, 0, I32_MAX), _check_port_num(port_num)
         entry = ffi.new("struct ibv_gid_entry *")
         try:
             self.library.calls._ibv_query_gid_ex(
-                self.pointer, port_num, index, entry, 0, _ENTRY_SIZE
+                self.pointer, port_num, index, entry, 0, _GID_ENTRY_SIZE
             )
         except VerbsError as error:
-            what = f"cannot query GID index {index} of port {port_num} of {self.name}"
-            raise explained(error, what) from None
+            message = f"cannot query GID index {index} of port {port_num} of {self.name}"
+            raise explained(error, message) from None
         return GIDEntry.read(entry)
 
     def find_gid(self, ip: str | IPAddress, port_num: int | None = None) -> GIDEntry:
@@ -283,11 +283,11 @@ class Context(Resource[h.ibv_context]):
         table = self.query_gid_table()
         if port_num is not None:
             table = [entry for entry in table if entry.port_num == port_num]
-        found = [entry for entry in table if entry.gid.raw == raw]
-        if not found:
-            there = ", ".join(str(entry.gid) for entry in table) or "none"
-            raise ValueError(f"{self.name} has no GID for {ip}; its GIDs are: {there}")
-        return best(found)
+        matches = [entry for entry in table if entry.gid.raw == raw]
+        if not matches:
+            known_gids = ", ".join(str(entry.gid) for entry in table) or "none"
+            raise ValueError(f"{self.name} has no GID for {ip}; its GIDs are: {known_gids}")
+        return best(matches)
 
     def choose_gid(self, port_num: int = 1, to: GID | None = None) -> GIDEntry:
         """Return a port's best GID table entry, preferring routable RoCE v2 addresses.
@@ -299,7 +299,7 @@ class Context(Resource[h.ibv_context]):
         Raises:
             ValueError: If the port has no GID.
         """
-        port_num = _port(port_num)
+        port_num = _check_port_num(port_num)
         if to is not None:
             instance("to", to, GID, "a GID, such as GID(raw) or GID.from_ip(text)")
         table = [e for e in self.query_gid_table() if e.port_num == port_num]
@@ -319,7 +319,7 @@ class Context(Resource[h.ibv_context]):
         problem = entry.problem(to)
         if not problem:
             return ""
-        return f"{entry} of {self.name} {problem}; {better_gid(self, entry.port_num, to)}"
+        return f"{entry} of {self.name} {problem}; {better_gid_hint(self, entry.port_num, to)}"
 
     # --- P_Keys ----------------------------------------------------------------------------
 
@@ -328,13 +328,13 @@ class Context(Resource[h.ibv_context]):
 
         Bit 15 indicates full membership in the partition (IBTA volume 1, clause 10.9.1).
         """
-        index, port_num = integer("index", index, 0, I32_MAX), _port(port_num)
+        index, port_num = integer("index", index, 0, I32_MAX), _check_port_num(port_num)
         pkey = ffi.new("uint16_t *")
         try:
             self.library.calls.ibv_query_pkey(self.pointer, port_num, index, pkey)
         except VerbsError as error:
-            what = f"cannot query P_Key index {index} of port {port_num} of {self.name}"
-            raise explained(error, what) from None
+            message = f"cannot query P_Key index {index} of port {port_num} of {self.name}"
+            raise explained(error, message) from None
         return int.from_bytes(ffi.buffer(pkey)[:], "big")
 
     def query_pkey_table(self, port_num: int = 1) -> dict[int, int]:
@@ -351,15 +351,16 @@ class Context(Resource[h.ibv_context]):
         Raises:
             ValueError: If the port does not have this P_Key. The message lists the port's P_Keys.
         """
-        pkey, port_num = integer("pkey", pkey, 0, 0xFFFF), _port(port_num)
+        pkey, port_num = integer("pkey", pkey, 0, 0xFFFF), _check_port_num(port_num)
         table = self.query_pkey_table(port_num)
         for wanted in (pkey, pkey | 0x8000):
             for index, found in table.items():
                 if found == wanted:
                     return index
-        there = ", ".join(f"{found:#06x}" for found in table.values()) or "none"
+        known_pkeys = ", ".join(f"{found:#06x}" for found in table.values()) or "none"
         raise ValueError(
-            f"port {port_num} of {self.name} has no P_Key {pkey:#06x}; its P_Keys are: {there}"
+            f"port {port_num} of {self.name} has no P_Key {pkey:#06x}; its P_Keys are:"
+            f" {known_pkeys}"
         )
 
     # --- resources -------------------------------------------------------------------------
@@ -403,14 +404,14 @@ class Context(Resource[h.ibv_context]):
         """
         length = integer("length", length, None)
         log_align_req = integer("log_align_req", log_align_req, 0, U32_MAX)
-        most = self.query_device_ex().max_dm_size
+        max_dm_size = self.query_device_ex().max_dm_size
         capability = "device memory"
-        if not most:
+        if not max_dm_size:
             raise self._unsupported_error(capability, "ibv_alloc_dm")
-        if not 0 < length <= most:
+        if not 0 < length <= max_dm_size:
             raise ValueError(
-                f"the length of device memory must be between 1 and {most} bytes on {self.name},"
-                f" not {length}"
+                f"the length of device memory must be between 1 and {max_dm_size} bytes on"
+                f" {self.name}, not {length}"
             )
         attr = ffi.new("struct ibv_alloc_dm_attr *")
         attr.length = length
@@ -430,7 +431,7 @@ class Context(Resource[h.ibv_context]):
     def cq_fields(self) -> WCFields | None:
         """The fields extended completion queues can report, or None if these are unsupported."""
         if self._cq_fields is None:
-            self._cq_fields = (most_fields(self),)
+            self._cq_fields = (supported_fields(self),)
         return self._cq_fields[0]
 
     # --- asynchronous events ---------------------------------------------------------------
@@ -483,5 +484,5 @@ def _read_event(raw: h.ibv_async_event, elements: Mapping[int, Any]) -> AsyncEve
     return AsyncEvent(kind, elements.get(int(ffi.cast("uintptr_t", value))))
 
 
-def _port(port_num: int) -> int:
+def _check_port_num(port_num: int) -> int:
     return integer("port_num", port_num, 0, 0xFF)

@@ -56,7 +56,7 @@ def name_or_variable(name: str | None) -> str | None:
     return None if first == ALL else first or None
 
 
-def _by_variable(name: str | None) -> str:
+def _variable_hint(name: str | None) -> str:
     """Return a hint for error messages if AIORDMA_DEVICE contains ``name``, otherwise ""."""
     value = os.environ.get(VARIABLE, "")
     return f"; {VARIABLE} is {value!r}" if name in value.split(",") and name else ""
@@ -119,7 +119,7 @@ class Device:
         check_environment()
         calls = self.library.calls
         with _device_list(self.library) as pointers:
-            names = [_name(self.library, pointer) for pointer in pointers]
+            names = [_device_name(self.library, pointer) for pointer in pointers]
             if self.name not in names:
                 raise DeviceNotFoundError(self.name, names)
             try:
@@ -141,7 +141,7 @@ class Device:
             ValueError: If part of the plan is invalid. The message names that part.
             UnsupportedError: If this is not an embedded device.
         """
-        self._check_faults()
+        self._require_fault_injection()
         error = ffi.new("char[]", 256)
         text = ffi.NULL if plan is None else to_c("the fault plan", plan)
         if self.library.table.device.set_faults(text, error, len(error)):
@@ -160,12 +160,12 @@ class Device:
         return int(self._read_fault_counts().chances)
 
     def _read_fault_counts(self) -> h.aiordma_fault_counts:
-        self._check_faults()
-        found = ffi.new("struct aiordma_fault_counts *")
-        self.library.table.device.fault_counts(found)
-        return found
+        self._require_fault_injection()
+        counts = ffi.new("struct aiordma_fault_counts *")
+        self.library.table.device.fault_counts(counts)
+        return counts
 
-    def _check_faults(self) -> None:
+    def _require_fault_injection(self) -> None:
         if not self.library.offers("set_faults"):
             raise UnsupportedError("fault injection", device=self.name)
 
@@ -200,7 +200,7 @@ def _device_list(library: Library) -> Iterator[list[h.ibv_device]]:
         library.calls.ibv_free_device_list(array)
 
 
-def _name(library: Library, pointer: h.ibv_device) -> str:
+def _device_name(library: Library, pointer: h.ibv_device) -> str:
     return ffi.string(library.calls.ibv_get_device_name(pointer)).decode(errors="replace")
 
 
@@ -210,14 +210,14 @@ def devices() -> list[Device]:
 
 
 def _system_devices() -> list[Device]:
-    return [] if missing_library() else _devices(system())
+    return [] if missing_library() else _list_devices(system())
 
 
-def _devices(library: Library) -> list[Device]:
+def _list_devices(library: Library) -> list[Device]:
     with _device_list(library) as pointers:
         return [
             Device(
-                name=_name(library, pointer),
+                name=_device_name(library, pointer),
                 library=library,
                 node_type=NodeType(pointer.node_type),
                 transport_type=TransportType(pointer.transport_type),
@@ -231,7 +231,7 @@ def _devices(library: Library) -> list[Device]:
 @cache
 def _embedded_devices() -> list[Device]:
     """Return the embedded devices. The list is cached, because it never changes in a process."""
-    return _devices(embedded())
+    return _list_devices(embedded())
 
 
 def find_device(
@@ -261,20 +261,22 @@ def find_device(
             return device
     wanted = [f"the address {ip}"] if ip is not None else []
     wanted += [f"the GUID {guid:#018x}"] if guid is not None else []
-    known = [device.name for device in found]
+    names = [device.name for device in found]
     if not wanted:
-        hint = ", ".join(known) + _by_variable(name)
+        hint = ", ".join(names) + _variable_hint(name)
         if name == ALL or "," in str(name):
             hint += "; only connect() and listen() accept several devices (device=[...] or 'all')"
         elif str(name).startswith("embedded"):
             hint += "; set AIORDMA_EMBEDDED_DEVICES (1 to 4) to have more embedded devices"
-        raise DeviceNotFoundError(str(name), known, detail=hint)
-    there = gids if ip is not None else {it.name: f"GUID {it.guid:#018x}" for it in found}
+        raise DeviceNotFoundError(str(name), names, detail=hint)
+    details = (
+        gids if ip is not None else {device.name: f"GUID {device.guid:#018x}" for device in found}
+    )
     raise DeviceNotFoundError(
         name or "",
-        known,
+        names,
         wanted=" and ".join(wanted),
-        detail="; ".join(f"{name}: {text}" for name, text in there.items()),
+        detail="; ".join(f"{name}: {text}" for name, text in details.items()),
     )
 
 
@@ -310,29 +312,31 @@ def choose_device(name: str | None = None) -> Choice:
     if name is not None and name != SYSTEM:
         return Choice(find_device(name), "it was selected by name")
     unusable: list[str] = []
-    failure: VerbsError | None = None
+    open_error: VerbsError | None = None
     for device in _system_devices():
         try:
             states = _port_states(device)
         except VerbsError as error:  # for example EACCES, which must not cause a fallback
-            failure = failure or error
+            open_error = open_error or error
             continue
         if PortState.ACTIVE in states.values():
             return Choice(device, "it is the first system device with an active port")
         unusable += [
             f"{device.name}: port {port} is {state.name}" for port, state in states.items()
         ]
-    if failure is not None:
-        raise failure
-    missing = missing_library()
-    why = "; ".join(unusable) or "the system has no RDMA device"
-    if missing is not None:  # `aiordma doctor` shows the full error
-        why = f"{missing.library} is {'too old' if missing.symbol else 'not installed'}"
+    if open_error is not None:
+        raise open_error
+    library_error = missing_library()
+    reason = "; ".join(unusable) or "the system has no RDMA device"
+    if library_error is not None:  # `aiordma doctor` shows the full error
+        reason = (
+            f"{library_error.library} is {'too old' if library_error.symbol else 'not installed'}"
+        )
     if name == SYSTEM:
-        detail = (missing and missing.strerror) or why
-        detail += f"{_by_variable(name)}; run `aiordma doctor` for details"
+        detail = (library_error and library_error.strerror) or reason
+        detail += f"{_variable_hint(name)}; run `aiordma doctor` for details"
         raise DeviceNotFoundError("", wanted="an active port", detail=detail)
-    return Choice(_embedded_devices()[0], why, is_fallback=True)
+    return Choice(_embedded_devices()[0], reason, is_fallback=True)
 
 
 def active_devices(like: Device) -> list[Device]:

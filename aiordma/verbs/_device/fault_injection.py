@@ -29,4 +29,6 @@ class FaultCounts(NamedTuple):
 
     def __sub__(self, other: FaultCounts) -> FaultCounts:
         """Return the counts since ``other``."""
-        return FaultCounts(*(mine - earlier for mine, earlier in zip(self, other, strict=True)))
+        return FaultCounts(
+            *(current - earlier for current, earlier in zip(self, other, strict=True))
+        )

@@ -46,22 +46,28 @@ class GRH(NamedTuple):
         # The 20 bytes before an IPv4 header are undefined and may look like the start of an IPv6
         # header. If both formats match, choose IPv4 if its header checksum is valid. Random bytes
         # have a valid checksum in 1 of 65536 cases.
-        v4 = raw[_V4_OFFSET] == _V4_START
-        if raw[0] >> 4 == 6 and not (v4 and _is_checksum_valid(raw[_V4_OFFSET:])):
-            first, length, next_header, hops, *addresses = _V6.unpack(raw)
-            service, flow = first >> 20 & 0xFF, first & 0xFFFFF
-            return cls(6, service, flow, length, next_header, hops, *map(GID, addresses))
-        if not v4:
+        is_ipv4 = raw[_V4_OFFSET] == _V4_START
+        if raw[0] >> 4 == 6 and not (is_ipv4 and _is_checksum_valid(raw[_V4_OFFSET:])):
+            first_word, length, next_header, hop_limit, *addresses = _V6.unpack(raw)
+            traffic_class, flow_label = first_word >> 20 & 0xFF, first_word & 0xFFFFF
+            return cls(
+                6, traffic_class, flow_label, length, next_header, hop_limit, *map(GID, addresses)
+            )
+        if not is_ipv4:
             raise ValueError(
                 f"invalid GRH: expected an IPv6 header at byte 0 or an IPv4 header at byte"
                 f" {_V4_OFFSET}, but found IP versions {raw[0] >> 4} and {raw[_V4_OFFSET] >> 4}"
             )
-        _, service, length, _, _, hops, protocol, _, *addresses = _V4.unpack(raw[_V4_OFFSET:])
+        _, traffic_class, length, _, _, hop_limit, protocol, _, *addresses = _V4.unpack(
+            raw[_V4_OFFSET:]
+        )
         gids = (GID(IPV4_PREFIX + address) for address in addresses)
-        return cls(4, service, 0, max(0, length - _V4.size), protocol, hops, *gids)
+        return cls(4, traffic_class, 0, max(0, length - _V4.size), protocol, hop_limit, *gids)
 
 
 def _is_checksum_valid(header: bytes) -> bool:
     """Return whether the header's one's complement sum is all ones, as RFC 791 requires."""
-    words = [int.from_bytes(header[at : at + 2], "big") for at in range(0, len(header), 2)]
+    words = [
+        int.from_bytes(header[offset : offset + 2], "big") for offset in range(0, len(header), 2)
+    ]
     return sum(words) % 0xFFFF == 0

@@ -18,8 +18,8 @@ from .._memory.memlock import locked_memory_hint
 from .._memory.memory_region import (
     ADDRESS_SPACE,
     MemoryRegion,
+    check_range,
     check_rights,
-    part_of,
     reg_mr,
     register,
     require_on_demand,
@@ -36,7 +36,7 @@ from .address import AddressVector, vector_fields
 from .address_handle import AddressHandle, vector_from_wc
 from .enums import AccessFlags, Advice, MWType, QPCreateFlags, QPType
 from .resource import Node, Resource
-from .route_lookup import describe
+from .route_lookup import describe_route
 
 
 class ProtectionDomain(Resource[h.ibv_pd]):
@@ -115,8 +115,8 @@ class ProtectionDomain(Resource[h.ibv_pd]):
             raise ValueError(f"a memory region must be at least 1 byte long, not {length}")
         access = choice("access", access, AccessFlags)
         iova = None if iova is None else integer("iova", iova)
-        pointer, place = reg_mr(self, ffi.cast("void *", addr), length, access, iova)
-        return MemoryRegion(self, pointer, place, length, access)
+        pointer, region_addr = reg_mr(self, ffi.cast("void *", addr), length, access, iova)
+        return MemoryRegion(self, pointer, region_addr, length, access)
 
     def reg_dmabuf_mr(
         self,
@@ -147,9 +147,9 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         iova = None if iova is None else integer("iova", iova)
         check_rights(access)
         addr = offset if iova is None else iova
-        what = f"cannot register {length} bytes at offset {offset} of dma-buf {fd} as {addr:#x}"
+        message = f"cannot register {length} bytes at offset {offset} of dma-buf {fd} as {addr:#x}"
         with self.context._requires_capability(
-            "memory of other devices (dma-buf)", lambda error: what + locked_memory_hint(error)
+            "memory of other devices (dma-buf)", lambda error: message + locked_memory_hint(error)
         ):
             pointer = self.context.library.calls.ibv_reg_dmabuf_mr(
                 self.pointer, offset, length, addr, fd, int(access)
@@ -194,7 +194,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
             LocalRangeError: If the range is not within the device memory.
         """
         access = choice("access", access, AccessFlags)
-        offset, length = part_of(dm.length, offset, length)
+        offset, length = check_range(dm.length, offset, length)
         check_rights(access)
         access |= AccessFlags.ZERO_BASED  # device memory has no address (ibv_alloc_dm(3))
         pointer = self.context.library.calls.ibv_reg_dm_mr(
@@ -265,7 +265,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         with self.context._requires_capability(
             "address handles",
             lambda error: (
-                f"cannot create an address handle {describe(self.context, vector, error)}"
+                f"cannot create an address handle {describe_route(self.context, vector, error)}"
             ),
         ):
             pointer = self.context.library.calls.ibv_create_ah(self.pointer, attr)

@@ -38,7 +38,7 @@ _live: dict[str, list[None]] = {}
 _roots: weakref.WeakSet[Node[Any]] = weakref.WeakSet()
 _abandoned: list[Node[Any]] = []
 _halted = False  # whether `_halt_all` has started
-_remember_places = sys.flags.dev_mode
+_remember_creation_stacks = sys.flags.dev_mode
 
 
 def live() -> dict[str, int]:
@@ -46,7 +46,7 @@ def live() -> dict[str, int]:
 
     An object dropped without being closed is also counted, because it still exists on the device.
     """
-    return {kind: len(ones) for kind, ones in sorted(_live.items()) if ones}
+    return {kind: len(markers) for kind, markers in sorted(_live.items()) if markers}
 
 
 def remember_places(enabled: bool) -> None:
@@ -55,8 +55,8 @@ def remember_places(enabled: bool) -> None:
     This records the call stack whenever an object is created. It is enabled by default in Python's
     development mode (``-X dev``).
     """
-    global _remember_places  # noqa: PLW0603 - a process-wide debugging option
-    _remember_places = enabled
+    global _remember_creation_stacks  # noqa: PLW0603 - a process-wide debugging option
+    _remember_creation_stacks = enabled
 
 
 class Node(Generic[P]):
@@ -96,7 +96,7 @@ class Node(Generic[P]):
         if counted:
             _live.setdefault(kind, []).append(None)
         if _halted and pin is not None:
-            _keep_forever(pin)
+            _leak(pin)
 
     def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Destroy the node's children in reverse order, and then the node itself.
@@ -106,14 +106,14 @@ class Node(Generic[P]):
         if _is_finalizing():  # after `_halt_all`; the module's globals may be None by now
             return
         if self.children:
-            with ExitStack() as steps:  # close every child, even if one raises
+            with ExitStack() as child_closers:  # close every child, even if one raises
                 for child in self.children:
-                    steps.callback(child.close)
+                    child_closers.callback(child.close)
         if (pointer := self.pointer) is None:
             return
         self.pointer = None
         if _halted:  # `_halt_all` sets this before reading pointers, so check it last
-            _keep_forever(self)
+            _leak(self)
             self.halt_device(pointer)
             return
         try:
@@ -165,8 +165,8 @@ class Node(Generic[P]):
         for parent in self._parents:
             if (node := parent()) is not None:
                 node.children.pop(self, None)
-        if self.counted and (ones := _live.get(self.kind)):
-            ones.pop()
+        if self.counted and (markers := _live.get(self.kind)):
+            markers.pop()
         if self.on_destroyed is not None:
             self.on_destroyed()
 
@@ -181,10 +181,10 @@ def _after_fork_in_child() -> None:
 fork.reset_in_child(_after_fork_in_child)
 
 
-def _keep_forever(thing: object) -> None:
+def _leak(value: object) -> None:
     import ctypes  # noqa: PLC0415 - rarely needed
 
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 @atexit.register
@@ -214,13 +214,13 @@ class Resource(Generic[P]):
     Only one thread at a time may use the object.
     """
 
-    _made_at: str = ""
+    _creation_stack: str = ""
 
     def __init__(self, node: Node[P]) -> None:
         self.node: Node[P] = node
         """The node that owns the C object, for internal use."""
-        if _remember_places:
-            self._made_at = "".join(traceback.format_stack(sys._getframe(2), limit=12))
+        if _remember_creation_stacks:
+            self._creation_stack = "".join(traceback.format_stack(sys._getframe(2), limit=12))
 
     @property
     def pointer(self) -> P:
@@ -285,16 +285,19 @@ class Resource(Generic[P]):
     def __del__(
         self,
         _warn: Callable[..., None] = warnings.warn,
-        _keep: list[Node[Any]] = _abandoned,
+        _leaked_nodes: list[Node[Any]] = _abandoned,
         _is_finalizing: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
         # The default arguments replace globals, which may be None during interpreter shutdown.
         node = getattr(self, "node", None)
         if node is None or node.pointer is None:
             return
+        # A borrowed context, which is not counted, only needs to be leaked if it has children.
         if not node._parents and (node.counted or node.children):
-            _keep.append(node)
+            _leaked_nodes.append(node)
         if node.counted:
-            place = f", created at\n{self._made_at}" if self._made_at else ""
-            shown = f"<{type(self).__name__}>" if _is_finalizing() or ffi is None else repr(self)
-            _warn(f"unclosed {shown}{place}", ResourceWarning, source=self)
+            creation = f", created at\n{self._creation_stack}" if self._creation_stack else ""
+            description = (
+                f"<{type(self).__name__}>" if _is_finalizing() or ffi is None else repr(self)
+            )
+            _warn(f"unclosed {description}{creation}", ResourceWarning, source=self)

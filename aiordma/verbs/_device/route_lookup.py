@@ -19,7 +19,7 @@ NO_ROUTE = frozenset(
 )
 
 
-def better_gid(context: verbs.Context, port_num: int, to: GID | None) -> str:
+def better_gid_hint(context: verbs.Context, port_num: int, to: GID | None) -> str:
     better = context.choose_gid(port_num, to)
     return "no better GID is available" if better.problem(to) else f"use {better} instead"
 
@@ -53,20 +53,20 @@ def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
     return best(found)
 
 
-def describe(context: verbs.Context, vector: AddressVector, error: VerbsError) -> str:
+def describe_route(context: verbs.Context, vector: AddressVector, error: VerbsError) -> str:
     """Return a description of the route in ``vector``, including known causes of ``error``."""
-    where = f"port {vector.port_num} of {context.name}"
+    port = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
-        text = f"to LID {vector.dlid} from {where}, without the dgid that RoCE requires"
+        text = f"to LID {vector.dlid} from {port}, without the dgid that RoCE requires"
     else:
         source, problem = f"GID index {vector.sgid_index}", "is empty"
         for entry in context.query_gid_table():
             if (entry.port_num, entry.gid_index) == (vector.port_num, vector.sgid_index):
                 source, problem = str(entry), entry.problem(vector.dgid)
-        text = f"to {vector.dgid} from {source} of {where}"
+        text = f"to {vector.dgid} from {source} of {port}"
         if problem:
-            better = better_gid(context, vector.port_num, vector.dgid)
-            text += f"; this GID {problem}; {better}"
+            hint = better_gid_hint(context, vector.port_num, vector.dgid)
+            text += f"; this GID {problem}; {hint}"
     if error.errno in NO_ROUTE:
         text += "; the peer cannot be reached, so check its address and the routes"
     return text

@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 # Objects of these types never contain addresses, even if a memoryview of one has been cast to a
 # pointer format.
-_PLAIN = frozenset({bytes, bytearray, array, mmap.mmap})
+_ADDRESS_FREE_TYPES = frozenset({bytes, bytearray, array, mmap.mmap})
 # Matches the codes for objects (O) and pointers (P, &, X{}) in a buffer format without field names.
 # ctypes uses "z" and "Z" for string pointers, but "Z" before f, d or g marks a complex number.
-_ADDRESSES = re.compile(r"[OP&z]|X\{|Z(?![fdg])")
+_ADDRESS_CODES = re.compile(r"[OP&z]|X\{|Z(?![fdg])")
 
 
 def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
@@ -59,13 +59,13 @@ def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
             return _tensor_view(memory, target)
         except BufferError:
             raise BufferError(
-                f"cannot view {name(memory)} as bytes: {error}; pass array.view('u1') instead"
+                f"cannot view {type_name(memory)} as bytes: {error}; pass array.view('u1') instead"
             ) from error
     try:
-        if type(view.obj) not in _PLAIN:
+        if type(view.obj) not in _ADDRESS_FREE_TYPES:
             _refuse_addresses(memory, view, target)
         if not view.c_contiguous:
-            raise not_contiguous(memory, target)
+            raise not_contiguous_error(memory, target)
     except BaseException:
         view.release()  # the traceback would keep the view alive
         raise
@@ -85,9 +85,9 @@ def require_data(memory: T) -> T:
     Raises:
         TypeError: If the elements are Python objects or pointers, which `bytes_of` also rejects.
     """
-    if type(memory) not in _PLAIN:
+    if type(memory) not in _ADDRESS_FREE_TYPES:
         with memoryview(cast("h.Buffer", memory)) as view:
-            if type(view.obj) not in _PLAIN:
+            if type(view.obj) not in _ADDRESS_FREE_TYPES:
                 _refuse_addresses(memory, view)
     return memory
 
@@ -95,31 +95,33 @@ def require_data(memory: T) -> T:
 def _refuse_addresses(memory: object, view: memoryview, target: bool = False) -> None:
     owner = view.obj
     _refuse_objects(memory, owner, target)
-    if type(owner).__mro__[-2].__module__ == "_ctypes":
+    root_class = type(owner).__mro__[-2]  # the base class directly below `object`
+    if root_class.__module__ == "_ctypes":
         from .ctypes_types import has_addresses  # noqa: PLC0415 - imports ctypes
 
         if has_addresses(type(owner)):
-            raise addresses(memory, "pointers or Python objects", target)
+            raise addresses_error(memory, "pointers or Python objects", target)
         return
-    elements = view.format
+    item_format = view.format
     if type(memory) is memoryview:  # a cast may have changed the format
         try:
-            with memoryview(owner) as whole:
-                elements = whole.format
+            with memoryview(owner) as original:
+                item_format = original.format
         except (TypeError, ValueError, BufferError):
             pass  # the exporter does not provide a second view
-    if elements != "B" and _ADDRESSES.search("".join(elements.split(":")[::2])):
-        what = f"elements of the format {elements!r}"
-        raise addresses(memory, what, target)
+    codes = "".join(item_format.split(":")[::2])  # without field names, which are ":name:"
+    if item_format != "B" and _ADDRESS_CODES.search(codes):
+        description = f"elements of the format {item_format!r}"
+        raise addresses_error(memory, description, target)
 
 
 def _refuse_objects(memory: object, owner: object, target: bool) -> None:
     """Raise TypeError for arrays of Python objects, including numpy's variable-width strings."""
     if getattr(getattr(owner, "dtype", None), "hasobject", False) is True:
-        raise addresses(memory, "Python objects", target)
+        raise addresses_error(memory, "Python objects", target)
 
 
-def addresses(memory: object, what: str, target: bool) -> TypeError:
+def addresses_error(memory: object, what: str, target: bool) -> TypeError:
     advice = (
         "an array of numbers, or receive a serialized copy into a bytearray: json.loads(data)"
         if target
@@ -127,8 +129,8 @@ def addresses(memory: object, what: str, target: bool) -> TypeError:
         "json.dumps(array.tolist()).encode()"
     )
     return TypeError(
-        f"{name(memory)} contains {what}, which are addresses in this process and cannot be sent "
-        f"or received; use {advice}"
+        f"{type_name(memory)} contains {what}, which are addresses in this process and cannot be "
+        f"sent or received; use {advice}"
     )
 
 
@@ -139,7 +141,7 @@ def keeper_of(view: memoryview) -> object:
     memory. A weak reference to the array does, so this function returns one for such an array.
     """
     owner = view.obj
-    if type(owner) in _PLAIN or (numpy := sys.modules.get("numpy")) is None:
+    if type(owner) in _ADDRESS_FREE_TYPES or (numpy := sys.modules.get("numpy")) is None:
         return None
     while True:
         if type(owner) is memoryview:
@@ -158,18 +160,18 @@ def _tensor_view(memory: object, target: bool) -> memoryview:
     return dlpack_view(memory, target)
 
 
-def name(memory: object) -> str:
+def type_name(memory: object) -> str:
     module = "" if type(memory).__module__ == "builtins" else f"{type(memory).__module__}."
     kind = f"{module}{type(memory).__qualname__}"
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def not_contiguous(memory: object, target: bool) -> BufferError:
+def not_contiguous_error(memory: object, target: bool) -> BufferError:
     advice = (
         "use contiguous memory and copy the data from it (array[...] = data)"
         if target
         else "make a contiguous copy (numpy.ascontiguousarray, Tensor.contiguous)"
     )
     return BufferError(
-        f"{name(memory)} must be contiguous in C order; {advice}, or pass its parts one by one"
+        f"{type_name(memory)} must be contiguous in C order; {advice}, or pass its parts one by one"
     )

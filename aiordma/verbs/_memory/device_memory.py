@@ -8,7 +8,7 @@ from aiordma._native import handles as h
 
 from .._device.resource import Node, Resource
 from .buffers import AnyMemory, bytes_of
-from .memory_region import part_of, pointer_to
+from .memory_region import check_range, pointer_to
 
 
 class DeviceMemory(Resource[h.ibv_dm]):
@@ -36,7 +36,7 @@ class DeviceMemory(Resource[h.ibv_dm]):
             LocalRangeError: If the data does not fit.
         """
         with bytes_of(data) as source:
-            offset, length = part_of(self.length, offset, len(source))
+            offset, length = check_range(self.length, offset, len(source))
             self.context.library.calls.ibv_memcpy_to_dm(
                 self.pointer, offset, pointer_to(source), length
             )
@@ -51,14 +51,14 @@ class DeviceMemory(Resource[h.ibv_dm]):
         Raises:
             LocalRangeError: If the range is not within the device memory.
         """
-        offset, length = part_of(self.length, offset, length)
+        offset, length = check_range(self.length, offset, length)
         target = ffi.new("char[]", length)
         self.context.library.calls.ibv_memcpy_from_dm(target, self.pointer, offset, length)
         return bytes(ffi.buffer(target))
 
     def check(self, offset: int, length: int) -> None:
         """Raise LocalRangeError if a range is not within the device memory."""
-        part_of(self.length, offset, length)
+        check_range(self.length, offset, length)
 
     def _details(self) -> str:
         return f"{self.length} bytes"

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from aiordma.errors import UnsupportedError
 
-from .buffers import addresses, name, not_contiguous
+from .buffers import addresses_error, not_contiguous_error, type_name
 from .no_memory import unsupported_memory_error
 from .torch_storage import torch_view
 
@@ -74,7 +74,9 @@ def _prototype(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
 
 
 _is_capsule = _prototype("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-_pointer = _prototype("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_capsule_pointer = _prototype(
+    "PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p
+)
 
 
 def dlpack_view(memory: object, target: bool) -> memoryview:
@@ -99,24 +101,26 @@ def _view(memory: object, capsule: object, target: bool) -> memoryview:
     if tensor.device_type not in HOST_DEVICE_TYPES:
         raise _gpu_memory_error(f"DLPack device {tensor.device_type}:{tensor.device_id}", target)
     if tensor.code == OPAQUE:
-        raise addresses(memory, "opaque handles", target)
+        raise addresses_error(memory, "opaque handles", target)
     shape, strides = tensor.shape[: tensor.ndim], None
     if tensor.strides:
         strides = tensor.strides[: tensor.ndim]
     if not _in_c_order(shape, strides):
-        raise not_contiguous(memory, target)
+        raise not_contiguous_error(memory, target)
     bits = tensor.bits * tensor.lanes
     for length in shape:
         bits *= length
     if bits % 8:
-        raise BufferError(f"{name(memory)} has {bits} bits, which is not a whole number of bytes")
+        raise BufferError(
+            f"{type_name(memory)} has {bits} bits, which is not a whole number of bytes"
+        )
     if not bits:
         return memoryview(bytearray())
     # Keep the capsule's name. Renaming the capsule would mark it as consumed, and its destructor
     # would then not release the tensor.
-    whole = (ctypes.c_ubyte * (bits // 8)).from_address(tensor.data + tensor.byte_offset)
-    whole.capsule = capsule
-    view = memoryview(whole).cast("B")
+    data = (ctypes.c_ubyte * (bits // 8)).from_address(tensor.data + tensor.byte_offset)
+    data.capsule = capsule
+    view = memoryview(data).cast("B")
     return view.toreadonly() if read_only else view
 
 
@@ -124,17 +128,17 @@ def _refuse_gpu(memory: object, target: bool) -> None:
     """Reject GPU tensors without exporting them. An export could copy data or wait for the GPU."""
     if hasattr(memory, "__cuda_array_interface__"):
         raise _gpu_memory_error("__cuda_array_interface__", target)
-    device = getattr(memory, "__dlpack_device__", None)
-    if device is not None:
-        kind, number = device()
-        if int(kind) not in HOST_DEVICE_TYPES:
-            raise _gpu_memory_error(f"DLPack device {int(kind)}:{number}", target)
+    get_device = getattr(memory, "__dlpack_device__", None)
+    if get_device is not None:
+        device_type, device_id = get_device()
+        if int(device_type) not in HOST_DEVICE_TYPES:
+            raise _gpu_memory_error(f"DLPack device {int(device_type)}:{device_id}", target)
 
 
-def _gpu_memory_error(which: str, target: bool) -> UnsupportedError:
+def _gpu_memory_error(device: str, target: bool) -> UnsupportedError:
     advice = "use host memory and copy the data from it" if target else "copy it to host memory"
     return UnsupportedError(
-        f"GPU memory that is given by its address ({which}); export it as a dma-buf and register "
+        f"GPU memory that is given by its address ({device}); export it as a dma-buf and register "
         f"that (Connection.register_dmabuf, ProtectionDomain.reg_dmabuf_mr), or {advice}",
         verb="ibv_reg_mr",
     )
@@ -150,17 +154,18 @@ def _capsule(memory: Any) -> object:
 def _read(memory: object, capsule: object) -> tuple[Tensor, bool]:
     """Return the tensor described by the capsule, and whether the tensor is read-only."""
     if _is_capsule(capsule, b"dltensor_versioned"):
-        versioned = VersionedTensor.from_address(_pointer(capsule, b"dltensor_versioned"))
+        versioned = VersionedTensor.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
         if versioned.version.major != VERSION[0]:
             raise BufferError(
-                f"{name(memory)} uses DLPack version {versioned.version.major}, but only version"
-                f" {VERSION[0]} is supported"
+                f"{type_name(memory)} uses DLPack version {versioned.version.major}, but only"
+                f" version {VERSION[0]} is supported"
             )
         return versioned.tensor, bool(versioned.flags & READ_ONLY)
     if _is_capsule(capsule, b"dltensor"):
-        return Tensor.from_address(_pointer(capsule, b"dltensor")), False
+        return Tensor.from_address(_capsule_pointer(capsule, b"dltensor")), False
     raise BufferError(
-        f"the __dlpack__() method of {name(memory)} must return a DLPack capsule, not {capsule!r}"
+        f"the __dlpack__() method of {type_name(memory)} must return a DLPack capsule, not"
+        f" {capsule!r}"
     )
 
 

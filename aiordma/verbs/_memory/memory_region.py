@@ -21,13 +21,13 @@ from .pages import Mapped, allocate
 
 # Rights to modify the memory. All of them require a writable buffer. The remote rights also require
 # LOCAL_WRITE (ibv_reg_mr(3)).
-_REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
-_CHANGES = AccessFlags.LOCAL_WRITE | _REMOTE_CHANGES
-_CHANGING = int(_CHANGES)  # an int, because enum operators are ten times slower
+_REMOTE_WRITE_RIGHTS = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+_WRITE_RIGHTS = AccessFlags.LOCAL_WRITE | _REMOTE_WRITE_RIGHTS
+_WRITE_RIGHTS_BITS = int(_WRITE_RIGHTS)  # an int, because enum operators are ten times slower
 # Rights that a device may ignore. They require ibv_reg_mr_iova2() instead of ibv_reg_mr().
-_OPTIONAL = int(AccessFlags.RELAXED_ORDERING)
+_OPTIONAL_RIGHTS = int(AccessFlags.RELAXED_ORDERING)
 # Rights that `reg_mr` must check, because they depend on other rights, on `iova` or on the device.
-_WITH_CONDITIONS = int(_REMOTE_CHANGES | AccessFlags.ZERO_BASED | AccessFlags.ON_DEMAND)
+_CONDITIONAL_RIGHTS = int(_REMOTE_WRITE_RIGHTS | AccessFlags.ZERO_BASED | AccessFlags.ON_DEMAND)
 
 # Objects of these types get their memory from an allocator, so all of it is mapped. mmap is not
 # included, because pages of a mapped file become inaccessible if the file is truncated (mmap(2)).
@@ -91,6 +91,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
         self.rkey: int = pointer.rkey
         self.access: AccessFlags = access
         self.page_size: int = page_size
+        # This region's copies in other protection domains, which `in_domain` creates.
         self.elsewhere: dict[verbs.ProtectionDomain, MemoryRegion] = {}
         destroy = pd.context.library.calls.ibv_dereg_mr
         parents: list[Node[Any]] = [pd.node] if parent is None else [pd.node, parent]
@@ -118,7 +119,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
                 " object"
             )
         view = whole[: self.length]
-        return view if int(self.access) & _CHANGING else view.toreadonly()
+        return view if int(self.access) & _WRITE_RIGHTS_BITS else view.toreadonly()
 
     def sge(self, offset: int = 0, length: int | None = None) -> ScatterGatherElement:
         """Return a scatter/gather element for a range of the region.
@@ -132,7 +133,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
             BufferStateError: If the region is closed.
         """
         self.pointer  # noqa: B018 - raises if the region is closed
-        offset, length = part_of(self.length, offset, length)
+        offset, length = check_range(self.length, offset, length)
         return ScatterGatherElement(self.addr + offset, length, self.lkey)
 
     def prefetch(
@@ -151,7 +152,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
             UnsupportedError: If the device does not support prefetching.
             VerbsError: If the device rejects the request; see :meth:`ProtectionDomain.advise_mr`.
         """
-        offset, length = part_of(self.length, offset, length, least=1)
+        offset, length = check_range(self.length, offset, length, min_length=1)
         self.pointer  # noqa: B018
         pieces = [
             ScatterGatherElement(
@@ -189,7 +190,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
         rights = self.access if access is None else choice("access", access, AccessFlags)
         if memory is None:
             if view is not None:
-                _check_changes(view, rights)
+                _check_writable(view, rights)
             elif access is not None:
                 raise ValueError(
                     f"cannot change the access rights of {self._label()}, because its memory does "
@@ -197,9 +198,11 @@ class MemoryRegion(Resource[h.ibv_mr]):
                 )
         check_rights(rights)
         require_on_demand(self.pd.context, rights)
-        fresh = None if memory is None else _memory(memory, rights, huge_pages=False)
+        new_memory = (
+            None if memory is None else _memory_to_register(memory, rights, huge_pages=False)
+        )
         flags = (
-            (_TRANSLATION if fresh is not None else 0)
+            (_TRANSLATION if new_memory is not None else 0)
             | (_PD if pd is not None else 0)
             | (_ACCESS if access is not None else 0)
         )
@@ -209,34 +212,38 @@ class MemoryRegion(Resource[h.ibv_mr]):
             self.pointer,
             flags,
             ffi.NULL if pd is None else pd.pointer,
-            ffi.NULL if fresh is None else pointer_to(fresh.view),
-            0 if fresh is None else fresh.length,
+            ffi.NULL if new_memory is None else pointer_to(new_memory.view),
+            0 if new_memory is None else new_memory.length,
             0 if access is None else int(rights),
         )
         if code not in (0, _ERR_DO_FORK_OLD):  # the region is valid after DO_FORK_OLD
-            if fresh is not None:
-                fresh.view.release()  # the traceback would keep the view alive
+            if new_memory is not None:
+                new_memory.view.release()  # the traceback would keep the view alive
             self._raise_rereg_error(code, context)
         if pd is not None:
             self.node.move(self.pd.node, pd.node)
             self.pd = pd
-        if fresh is not None:
-            self.node.pin, self.length, self.page_size = fresh, fresh.length, fresh.page_size
-            self.addr = 0 if rights & AccessFlags.ZERO_BASED else _address(fresh.view)
+        if new_memory is not None:
+            self.node.pin, self.length, self.page_size = (
+                new_memory,
+                new_memory.length,
+                new_memory.page_size,
+            )
+            self.addr = 0 if rights & AccessFlags.ZERO_BASED else _address(new_memory.view)
         self.access = rights
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
     def _raise_rereg_error(self, code: int, context: verbs.Context) -> None:
-        what = f"cannot change {self!r}"
-        error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, what)
+        message = f"cannot change {self!r}"
+        error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, message)
         if isinstance(error, UnsupportedError):
             raise context._unsupported_error(
                 "changing registered memory regions", error.verb, error.errno or 0
             )
         if code <= _ERR_CMD:  # the region is unusable but must still be deregistered
-            what += "; the region has been closed"
+            message += "; the region has been closed"
             self.close()
-        raise explained(error, what + locked_memory_hint(error))
+        raise explained(error, message + locked_memory_hint(error))
 
     def _label(self) -> str:
         return f"MemoryRegion {self.addr:#x}+{self.length}"
@@ -246,18 +253,20 @@ class MemoryRegion(Resource[h.ibv_mr]):
         return f"lkey {self.lkey:#x} rkey {self.rkey:#x} {access}"
 
 
-def part_of(whole: int, offset: int, length: int | None, *, least: int = 0) -> tuple[int, int]:
-    """Check a range within ``whole`` bytes of memory, and return its offset and length.
+def check_range(
+    size: int, offset: int, length: int | None, *, min_length: int = 0
+) -> tuple[int, int]:
+    """Check a range within ``size`` bytes of memory, and return its offset and length.
 
     If ``length`` is None, the range extends to the end.
 
     Raises:
-        LocalRangeError: If the range exceeds the memory or is shorter than ``least`` bytes.
+        LocalRangeError: If the range exceeds the memory or is shorter than ``min_length`` bytes.
     """
     offset = integer("offset", offset, None)
-    length = whole - offset if length is None else integer("length", length, None)
-    if offset < 0 or length < least or offset + length > whole:
-        raise LocalRangeError(offset, length, whole)
+    length = size - offset if length is None else integer("length", length, None)
+    if offset < 0 or length < min_length or offset + length > size:
+        raise LocalRangeError(offset, length, size)
     return offset, length
 
 
@@ -297,7 +306,7 @@ def register(
     iova = None if iova is None else integer("iova", iova)
     if huge_pages and not isinstance(memory, Integral):
         raise ValueError("memory must be a size in bytes if huge_pages is true")
-    pin = _memory(memory, access, huge_pages)
+    pin = _memory_to_register(memory, access, huge_pages)
     view, length, page_size, readonly, _ = pin
     if access is None:
         access = AccessFlags.NONE if readonly else AccessFlags.LOCAL_WRITE
@@ -331,7 +340,7 @@ def reg_mr(
     `Library.reg_own_mr`).
     """
     rights = int(access)  # enum operators would double this function's run time
-    if rights & _WITH_CONDITIONS:
+    if rights & _CONDITIONAL_RIGHTS:
         check_rights(access)
         require_on_demand(pd.context, access)
         if access & AccessFlags.ZERO_BASED:
@@ -341,10 +350,10 @@ def reg_mr(
     library = pd.context.library
     addr = int(ffi.cast("uintptr_t", memory)) if iova is None else iova
     try:
-        if iova is not None or rights & _OPTIONAL:
+        if iova is not None or rights & _OPTIONAL_RIGHTS:
             return library.calls.ibv_reg_mr_iova2(pd.pointer, memory, length, addr, rights), addr
-        call = library.reg_own_mr if fully_mapped else library.calls.ibv_reg_mr
-        return call(pd.pointer, memory, length, rights), addr
+        register = library.reg_own_mr if fully_mapped else library.calls.ibv_reg_mr
+        return register(pd.pointer, memory, length, rights), addr
     except UnsupportedError as error:
         what = f"memory regions with {access!r}"
         raise pd.context._unsupported_error(what, error.verb, error.errno or 0) from None
@@ -365,10 +374,10 @@ def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
     Returns:
         The region, or None if the device requires memory to be pinned.
     """
-    register = pd.context.library.reg_local_dma
-    if register is None:
+    register_all = pd.context.library.reg_local_dma
+    if register_all is None:
         return None
-    pointer = register(pd.pointer)
+    pointer = register_all(pd.pointer)
     return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, AccessFlags.LOCAL_WRITE)
 
 
@@ -386,34 +395,34 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
     """
     if region.pd is pd:
         return region
-    found = region.elsewhere.get(pd)
-    if found is None:
-        for gone in [other for other in region.elsewhere if other.closed]:
-            del region.elsewhere[gone]
+    copy = region.elsewhere.get(pd)
+    if copy is None:
+        for closed_pd in [other_pd for other_pd in region.elsewhere if other_pd.closed]:
+            del region.elsewhere[closed_pd]
         # The new region is a child of the original one, which keeps the memory mapped and in place.
         memory, length = ffi.cast("void *", region.addr), region.length
         pointer, addr = reg_mr(
             pd, memory, length, region.access, None, fully_mapped=bool(region.page_size)
         )
-        found = MemoryRegion(pd, pointer, addr, length, region.access, parent=region.node)
-        region.elsewhere[pd] = found
-    return found
+        copy = MemoryRegion(pd, pointer, addr, length, region.access, parent=region.node)
+        region.elsewhere[pd] = copy
+    return copy
 
 
 def is_fully_mapped(owner: object) -> bool:
     if isinstance(owner, Mapped):
         return True
     while type(owner).__module__ == "numpy":
-        whole = cast("Any", owner)
-        if whole.base is None:
-            return bool(whole.flags.owndata)
-        owner = whole.base
+        array = cast("Any", owner)
+        if array.base is None:
+            return bool(array.flags.owndata)
+        owner = array.base
     return type(owner) in _ALLOCATED
 
 
 def check_rights(access: AccessFlags) -> None:
     """Raise ValueError if the rights include remote writes or atomics, but not LOCAL_WRITE."""
-    if access & _REMOTE_CHANGES and not access & AccessFlags.LOCAL_WRITE:
+    if access & _REMOTE_WRITE_RIGHTS and not access & AccessFlags.LOCAL_WRITE:
         raise ValueError(f"access {access!r} also requires AccessFlags.LOCAL_WRITE")
 
 
@@ -433,7 +442,7 @@ def require_on_demand(
     raise context._unsupported_error(what, "ibv_reg_mr")
 
 
-def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
+def _memory_to_register(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
     """Return the memory to register, allocating it if ``memory`` is a size in bytes.
 
     Raises:
@@ -450,16 +459,16 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
     view = bytes_of(cast("AnyMemory", memory))
     if access is not None:
         try:
-            _check_changes(view, access)
+            _check_writable(view, access)
         except BaseException:
             view.release()
             raise
     return Memory(view, len(view), 0, view.readonly, keeper_of(view))
 
 
-def _check_changes(view: memoryview, access: AccessFlags) -> None:
+def _check_writable(view: memoryview, access: AccessFlags) -> None:
     """Raise ValueError if the rights allow the device to modify read-only memory."""
-    if view.readonly and access & _CHANGES:
+    if view.readonly and access & _WRITE_RIGHTS:
         raise ValueError(
             f"cannot register a read-only {type(view.obj).__name__} with {access!r}; use writable "
             "memory, or limit access to AccessFlags.NONE or REMOTE_READ"

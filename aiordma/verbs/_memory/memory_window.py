@@ -14,13 +14,13 @@ from aiordma.errors import UnsupportedError, VerbsError
 from .._device.enums import AccessFlags, DeviceCapability, MWType, SendFlags, WROpcode
 from .._device.resource import Node, Resource
 from .._qp.queue_pair import QueuePair
-from .._qp.transport_rules import has
+from .._qp.transport_rules import supports
 from .._qp.work_request import BindInfo, SendWorkRequest
 from .memory_region import MemoryRegion
 
 # The rights that a memory window can grant (ibv_bind_mw(3)).
-_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
-_ACCESS = _CHANGES | AccessFlags.REMOTE_READ | AccessFlags.ZERO_BASED
+_WRITE_RIGHTS = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+_ALLOWED_RIGHTS = _WRITE_RIGHTS | AccessFlags.REMOTE_READ | AccessFlags.ZERO_BASED
 
 
 def inc_rkey(rkey: int) -> int:
@@ -108,27 +108,27 @@ class MemoryWindow(Resource[h.ibv_mw]):
             length = mr.addr + mr.length - addr
         length = integer("length", length, None)
         wr_id, rkey = integer("wr_id", wr_id), None if rkey is None else integer("rkey", rkey)
-        self._check(mr, access, addr, length)
-        following = inc_rkey(self.rkey)
+        self._check_bind(mr, access, addr, length)
+        new_rkey = inc_rkey(self.rkey)
         if self.mw_type is MWType.TYPE_1:
-            if rkey not in (None, following):
+            if rkey not in (None, new_rkey):
                 raise ValueError(f"rkey can be chosen only for type 2 windows, not for {self!r}")
             self._post_bind(qp, mr, access, addr, length, wr_id, send_flags)
-            following = self.rkey
+            new_rkey = self.rkey
         else:
-            following = following if rkey is None else rkey
-            if (following ^ self.rkey) >> 8:
+            new_rkey = new_rkey if rkey is None else rkey
+            if (new_rkey ^ self.rkey) >> 8:
                 raise ValueError(
-                    f"invalid rkey {following:#x} for {self!r}: only the lowest 8 bits may differ"
+                    f"invalid rkey {new_rkey:#x} for {self!r}: only the lowest 8 bits may differ"
                     " from the current key"
                 )
-            bind = BindInfo(self, mr, following, addr, length, access)
+            bind = BindInfo(self, mr, new_rkey, addr, length, access)
             qp.post_send([SendWorkRequest(wr_id, WROpcode.BIND_MW, (), send_flags, bind=bind)])
         self._region = mr
         # A protection domain closes its children in reverse order. Move the window to the end, so
         # that it is closed before its region and its queue pair.
         self.pd.node.children[self.node] = self.pd.node.children.pop(self.node)
-        return following
+        return new_rkey
 
     def unbind(
         self, qp: QueuePair, *, wr_id: int = 0, send_flags: SendFlags = SendFlags.SIGNALED
@@ -165,7 +165,7 @@ class MemoryWindow(Resource[h.ibv_mw]):
         send_flags: SendFlags,
     ) -> None:
         """Bind a type 1 window with ibv_bind_mw(), which also sets the window's new key."""
-        if not has(qp.qp_type, WROpcode.BIND_MW):
+        if not supports(qp.qp_type, WROpcode.BIND_MW):
             raise self.context._unsupported_error(
                 f"BIND_MW on a {qp.qp_type.name} queue pair", "ibv_bind_mw"
             )
@@ -179,7 +179,7 @@ class MemoryWindow(Resource[h.ibv_mw]):
         if posted is not None:
             signaled = qp.sq_sig_all or bool(send_flags & SendFlags.SIGNALED)
             qp._check_room((signaled,))
-            posted.send(wr_id, WROpcode.BIND_MW, signaled)
+            posted.add_send(wr_id, WROpcode.BIND_MW, signaled)
         bind.send_flags = int(send_flags)
         try:
             self.context.library.calls.ibv_bind_mw(*pointers, bind)
@@ -190,19 +190,20 @@ class MemoryWindow(Resource[h.ibv_mw]):
                 raise
             raise qp._post_error("ibv_bind_mw", error.errno or 0, 0) from None
 
-    def _check(self, mr: MemoryRegion, access: AccessFlags, addr: int, length: int) -> None:
-        if access & ~_ACCESS:
+    def _check_bind(self, mr: MemoryRegion, access: AccessFlags, addr: int, length: int) -> None:
+        if access & ~_ALLOWED_RIGHTS:
             raise ValueError(
-                f"invalid access {access!r} for a memory window: the allowed rights are {_ACCESS!r}"
+                f"invalid access {access!r} for a memory window: the allowed rights are"
+                f" {_ALLOWED_RIGHTS!r}"
             )
         if length <= 0 or addr < mr.addr or addr + length > mr.addr + mr.length:
             raise ValueError(f"invalid range: {length} bytes at {addr:#x} are not within {mr!r}")
         if not mr.access & AccessFlags.MW_BIND:
             raise ValueError(f"{mr!r} must be registered with AccessFlags.MW_BIND")
-        if access & _CHANGES and not mr.access & AccessFlags.LOCAL_WRITE:
+        if access & _WRITE_RIGHTS and not mr.access & AccessFlags.LOCAL_WRITE:
             raise ValueError(
-                f"access {access & _CHANGES!r} requires a region with LOCAL_WRITE, which {mr!r}"
-                " lacks"
+                f"access {access & _WRITE_RIGHTS!r} requires a region with LOCAL_WRITE, which"
+                f" {mr!r} lacks"
             )
 
     def _label(self) -> str:
@@ -212,11 +213,11 @@ class MemoryWindow(Resource[h.ibv_mw]):
         return f"rkey {self.rkey:#x}"
 
 
-_NEEDED = {
+_REQUIRED_CAPABILITY = {
     MWType.TYPE_1: DeviceCapability.MEM_WINDOW,
     MWType.TYPE_2: DeviceCapability.MEM_WINDOW_TYPE_2A | DeviceCapability.MEM_WINDOW_TYPE_2B,
 }
 
 
 def offers_windows(context: verbs.Context, mw_type: MWType) -> bool:
-    return bool(context.query_device().device_cap_flags & _NEEDED[mw_type])
+    return bool(context.query_device().device_cap_flags & _REQUIRED_CAPABILITY[mw_type])

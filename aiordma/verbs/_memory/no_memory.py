@@ -7,10 +7,10 @@ from dataclasses import is_dataclass
 from numbers import Number
 from os import PathLike
 
-from .buffers import name
+from .buffers import type_name
 
-_TARGET = "use writable memory such as a bytearray or a numpy array"
-_INTO = "receive into a bytearray and"
+_USE_WRITABLE = "use writable memory such as a bytearray or a numpy array"
+_RECEIVE_INTO = "receive into a bytearray and"
 
 
 def _has(method: str) -> Callable[[object], bool]:
@@ -24,37 +24,38 @@ def _is(*types: type) -> Callable[[object], bool]:
 # A predicate for each kind of object, with the advice for sending and for receiving. The first
 # match applies. For sending, a class can provide its own advice in `_no_memory_hint`.
 _ADVICE: tuple[tuple[Callable[[object], bool], str, str], ...] = (
-    (_is(str), "encode it with text.encode()", f"{_INTO} decode it with data.decode()"),
+    (_is(str), "encode it with text.encode()", f"{_RECEIVE_INTO} decode it with data.decode()"),
     (
         _is(PathLike),
         "read the file with path.read_bytes()",
-        f"{_INTO} write the file with path.write_bytes(data)",
+        f"{_RECEIVE_INTO} write the file with path.write_bytes(data)",
     ),
     (
         _is(bool, Number),
         "pack it with number.to_bytes(8, 'little') or struct.pack('<d', number)",
-        f"{_INTO} unpack it with int.from_bytes(data, 'little') or struct.unpack('<d', data)",
+        f"{_RECEIVE_INTO} unpack it with int.from_bytes(data, 'little') or"
+        " struct.unpack('<d', data)",
     ),
-    (lambda memory: memory is None, "use b'' for an empty message", _TARGET),
-    (_has("to_numpy"), "pass the result of to_numpy()", _TARGET),
+    (lambda memory: memory is None, "use b'' for an empty message", _USE_WRITABLE),
+    (_has("to_numpy"), "pass the result of to_numpy()", _USE_WRITABLE),
     (
         _has("SerializeToString"),
         "pass the result of SerializeToString()",
-        f"{_INTO} parse it with ParseFromString(data)",
+        f"{_RECEIVE_INTO} parse it with ParseFromString(data)",
     ),
     (_has("getbuffer"), *("pass the result of getbuffer()",) * 2),
-    (_has("tobytes"), "pass the result of tobytes()", _TARGET),
+    (_has("tobytes"), "pass the result of tobytes()", _USE_WRITABLE),
     (_is(type), *("pass an object instead of its class",) * 2),
     (callable, *("call it and pass the result",) * 2),
     (
         _is(Mapping, Iterable),
         "serialize it with json.dumps(value).encode() or pickle.dumps(value)",
-        f"{_INTO} deserialize it with json.loads(data) or pickle.loads(data)",
+        f"{_RECEIVE_INTO} deserialize it with json.loads(data) or pickle.loads(data)",
     ),
     (
         is_dataclass,
         "serialize it with json.dumps(dataclasses.asdict(value)).encode()",
-        f"{_INTO} deserialize it with json.loads(data)",
+        f"{_RECEIVE_INTO} deserialize it with json.loads(data)",
     ),
 )
 
@@ -65,10 +66,12 @@ def unsupported_memory_error(memory: object, target: bool) -> TypeError:
     If ``target`` is true, its message explains how to receive into the object, otherwise how to
     send the object.
     """
-    own = "" if target else getattr(type(memory), "_no_memory_hint", "")
-    hints = ((for_source, for_target) for fits, for_source, for_target in _ADVICE if fits(memory))
-    hint = own or next(hints, ("convert it to bytes", _TARGET))[target]
+    class_hint = "" if target else getattr(type(memory), "_no_memory_hint", "")
+    hints = (
+        (for_source, for_target) for matches, for_source, for_target in _ADVICE if matches(memory)
+    )
+    hint = class_hint or next(hints, ("convert it to bytes", _USE_WRITABLE))[target]
     return TypeError(
-        f"{name(memory)} cannot be used as memory, because it supports neither the buffer protocol "
-        f"nor DLPack; {hint}"
+        f"{type_name(memory)} cannot be used as memory, because it supports neither the buffer "
+        f"protocol nor DLPack; {hint}"
     )

@@ -42,22 +42,23 @@ def allocate(length: int, huge_pages: bool) -> Pages:
     """
     if not huge_pages:
         return Pages(memoryview(_map(length)), mmap.PAGESIZE)
-    info = _meminfo()
-    size = info.get("Hugepagesize", 0)
-    if size:
-        whole = -(-length // size) * size  # munmap(2) requires whole huge pages
+    meminfo = _meminfo()
+    huge_page_size = meminfo.get("Hugepagesize", 0)
+    if huge_page_size:
+        # munmap(2) requires whole huge pages.
+        rounded_length = -(-length // huge_page_size) * huge_page_size
         try:
-            mapping = mmap.mmap(-1, whole, flags=_PRIVATE | _MAP_HUGETLB)
+            mapping = mmap.mmap(-1, rounded_length, flags=_PRIVATE | _MAP_HUGETLB)
         except (OSError, OverflowError):  # ENOMEM if too few huge pages are free
             pass
         else:
-            return Pages(memoryview(mapping), size)
+            return Pages(memoryview(mapping), huge_page_size)
     logger.warning(
         "using ordinary pages for %d bytes, because too few huge pages of %d bytes are free (%d);"
         " reserve huge pages with /proc/sys/vm/nr_hugepages",
         length,
-        size,
-        info.get("HugePages_Free", 0),
+        huge_page_size,
+        meminfo.get("HugePages_Free", 0),
     )
     mapping = _map(length)
     with suppress(OSError):  # EINVAL if the kernel lacks transparent huge pages
@@ -79,10 +80,10 @@ def _map(length: int) -> mmap.mmap:
 
 def _meminfo() -> dict[str, int]:
     """Return the fields of ``/proc/meminfo``, with sizes converted to bytes (proc(5))."""
-    found = {}
+    fields = {}
     with open("/proc/meminfo") as lines:
         text = lines.read()
     for line in text.splitlines():
         name, value, *unit = line.replace(":", " ").split()
-        found[name] = int(value) * (1024 if unit == ["kB"] else 1)
-    return found
+        fields[name] = int(value) * (1024 if unit == ["kB"] else 1)
+    return fields

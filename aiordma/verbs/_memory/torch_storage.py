@@ -18,10 +18,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .buffers import name, not_contiguous
+from .buffers import not_contiguous_error, type_name
 
 # The methods that move a storage to other memory. torch.multiprocessing calls the last two.
-_MOVES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_")
+_MOVING_METHODS = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_")
 
 _COPY_FROM = "another tensor and copy the data from it"
 
@@ -29,30 +29,30 @@ _COPY_FROM = "another tensor and copy the data from it"
 def torch_view(torch: Any, tensor: Any, target: bool) -> memoryview:
     """Return a view of a CPU tensor's bytes, or raise BufferError if this is not possible."""
     if (problem := _problem(torch, tensor, target)) is not None:
-        raise BufferError(f"{name(tensor)} {problem}")
+        raise BufferError(f"{type_name(tensor)} {problem}")
     if not tensor.is_contiguous():
-        raise not_contiguous(tensor, target)
+        raise not_contiguous_error(tensor, target)
     size = tensor.numel() * tensor.element_size()
     if not size:
         return memoryview(bytearray())
     start = tensor.storage_offset() * tensor.element_size()
     try:
         storage = tensor.untyped_storage()
-        there = storage.nbytes() if storage.data_ptr() else 0
+        storage_size = storage.nbytes() if storage.data_ptr() else 0
     except RuntimeError as error:  # includes NotImplementedError, which is a subclass
-        raise BufferError(f"{name(tensor)} has no memory of its own: {error}") from error
-    if start + size > there:
+        raise BufferError(f"{type_name(tensor)} has no memory of its own: {error}") from error
+    if start + size > storage_size:
         raise BufferError(
-            f"{name(tensor)} needs {size} bytes at offset {start}, but its storage has only"
-            f" {there}; use to_local() if the elements are stored in another tensor"
+            f"{type_name(tensor)} needs {size} bytes at offset {start}, but its storage has only"
+            f" {storage_size}; use to_local() if the elements are stored in another tensor"
         )
-    own = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,))
+    private_tensor = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,))
     try:
-        array = own.numpy()
+        array = private_tensor.numpy()
     except RuntimeError as error:
         raise BufferError(
-            f"cannot pin the memory of {name(tensor)}, because torch cannot create a numpy array "
-            f"that shares this memory ({error}); install numpy"
+            f"cannot pin the memory of {type_name(tensor)}, because torch cannot create a numpy "
+            f"array that shares this memory ({error}); install numpy"
         ) from error
     _refuse_moves(storage, array)
     return memoryview(array)
@@ -60,15 +60,15 @@ def torch_view(torch: Any, tensor: Any, target: bool) -> memoryview:
 
 def _refuse_moves(storage: Any, array: Any) -> None:
     """Make the methods that move the storage raise RuntimeError while the array exists."""
-    own = vars(storage)
-    if "_lent_to_aiordma" not in own:
-        own["_lent_to_aiordma"] = weakref.WeakValueDictionary()
-        for name in _MOVES:
-            own[name] = partial(_move, weakref.ref(storage), name)
-    own["_lent_to_aiordma"][id(array)] = array
+    attributes = vars(storage)
+    if "_lent_to_aiordma" not in attributes:
+        attributes["_lent_to_aiordma"] = weakref.WeakValueDictionary()
+        for name in _MOVING_METHODS:
+            attributes[name] = partial(_move_unless_lent, weakref.ref(storage), name)
+    attributes["_lent_to_aiordma"][id(array)] = array
 
 
-def _move(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
+def _move_unless_lent(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
     storage = reference()
     if storage._lent_to_aiordma and not storage.is_shared():  # shared storage does not move
         raise RuntimeError(
@@ -89,15 +89,15 @@ def _problem(torch: Any, tensor: Any, target: bool) -> str | None:
     if tensor.is_nested:
         return "is nested; pass its parts (unbind()) one by one"
     if tensor.is_quantized:
-        use = (
+        alternative = (
             _COPY_FROM
             if target
             else "tensor.int_repr(), and send the scale and zero point separately"
         )
-        return f"is quantized; use {use}"
+        return f"is quantized; use {alternative}"
     if tensor.requires_grad:
         return "requires a gradient, but aiordma bypasses autograd; use tensor.detach()"
     if tensor.is_conj() or tensor.is_neg():
-        use = _COPY_FROM if target else "tensor.resolve_conj().resolve_neg()"
-        return f"is conjugated or negated, but its memory is not; use {use}"
+        alternative = _COPY_FROM if target else "tensor.resolve_conj().resolve_neg()"
+        return f"is conjugated or negated, but its memory is not; use {alternative}"
     return None

@@ -188,9 +188,9 @@ class SendBatch(_Batch[SendWorkRequest]):
 
         The previous value is stored in the local memory ``old``.
         """
-        there = remote_addr, rkey, _u64("compare", compare), _u64("swap", swap)
+        operands = remote_addr, rkey, _u64("compare", compare), _u64("swap", swap)
         flags = _flags(signaled, fence)
-        self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_CMP_AND_SWP, (old,), flags, 0, *there))
+        self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_CMP_AND_SWP, (old,), flags, 0, *operands))
 
     def fetch_and_add(
         self,
@@ -207,9 +207,9 @@ class SendBatch(_Batch[SendWorkRequest]):
 
         The previous value is stored in the local memory ``old``.
         """
-        there = remote_addr, rkey, _u64("add", add)
+        operands = remote_addr, rkey, _u64("add", add)
         flags = _flags(signaled, fence)
-        self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_FETCH_AND_ADD, (old,), flags, 0, *there))
+        self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_FETCH_AND_ADD, (old,), flags, 0, *operands))
 
     def flush(
         self,

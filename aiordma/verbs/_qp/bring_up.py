@@ -20,14 +20,14 @@ from .._device.address import AddressVector, GIDEntry
 from .._device.address_handle import Destination, PathKeywords, vector_to
 from .._device.enums import MTU, AccessFlags, GIDType, LinkLayer, QPAttrMask, QPState, QPType
 from .._device.resource import Resource
-from .._device.route_lookup import active_port, describe
+from .._device.route_lookup import active_port, describe_route
 from .posted_work import PostedWork
-from .qp_attributes import MASK_OF_FIELD, QPAttributes, QPChanges, fill, filled, query
+from .qp_attributes import MASK_OF_FIELD, QPAttributes, QPChanges, attr_and_mask, attr_from, query
 
 T = TypeVar("T")
 
 # The attributes required by each of the three transitions from RESET to RTS, by queue pair type.
-_MASKS_UP = {
+_REQUIRED_MASKS = {
     qp_type: tuple(
         TRANSITIONS[qp_type, current, following].required
         for current, following in pairwise((QPState.RESET, QPState.INIT, QPState.RTR, QPState.RTS))
@@ -37,10 +37,10 @@ _MASKS_UP = {
 
 # The default limit on outstanding reads and atomics. The value is an estimate. Higher limits have
 # not been measured.
-_RD_ATOMIC = 16
+_DEFAULT_RD_ATOMIC = 16
 
 # The queue pair type that each type connects to.
-_PARTNERS = {
+_PEER_TYPES = {
     QPType.RC: QPType.RC,
     QPType.UC: QPType.UC,
     QPType.XRC_SEND: QPType.XRC_RECV,
@@ -81,11 +81,11 @@ class BringUp(Resource[h.ibv_qp]):
         Raises:
             ValueError: If this is an XRC_RECV queue pair, which has no protection domain.
         """
-        return self._own(self._pd, "protection domain")
+        return self._require(self._pd, "protection domain")
 
-    def _own(self, value: T | None, what: str) -> T:
+    def _require(self, value: T | None, noun: str) -> T:
         if value is None:
-            raise ValueError(f"{self!r} has no {what}, because it is an XRC_RECV queue pair")
+            raise ValueError(f"{self!r} has no {noun}, because it is an XRC_RECV queue pair")
         return value
 
     def endpoint(
@@ -128,11 +128,15 @@ class BringUp(Resource[h.ibv_qp]):
             qkey = _random_bits(_QKEY_BITS) if self.qp_type is QPType.UD else 0
         limits = self.context.query_device()
         if max_rd_atomic is None:
-            asks = self.qp_type in _REQUESTERS
-            max_rd_atomic = min(limits.max_qp_init_rd_atom, _RD_ATOMIC) if asks else 0
+            is_requester = self.qp_type in _REQUESTERS
+            max_rd_atomic = (
+                min(limits.max_qp_init_rd_atom, _DEFAULT_RD_ATOMIC) if is_requester else 0
+            )
         if max_dest_rd_atomic is None:
-            serves = self.qp_type in _RESPONDERS
-            max_dest_rd_atomic = min(limits.max_qp_rd_atom, _RD_ATOMIC) if serves else 0
+            is_responder = self.qp_type in _RESPONDERS
+            max_dest_rd_atomic = (
+                min(limits.max_qp_rd_atom, _DEFAULT_RD_ATOMIC) if is_responder else 0
+            )
         return Endpoint(
             gid=gid.gid.raw,
             qp_num=self.qp_num,
@@ -192,7 +196,7 @@ class BringUp(Resource[h.ibv_qp]):
                 pair is modified. With other error codes, if the device rejects a transition. If the
                 peer cannot be reached, the message contains both GIDs and the local GID's index.
         """
-        if self.qp_type not in _PARTNERS:
+        if self.qp_type not in _PEER_TYPES:
             raise ValueError(
                 f"connect() requires an RC, UC or XRC queue pair, not {self.qp_type.name};"
                 " use start() for a UD queue pair"
@@ -200,12 +204,12 @@ class BringUp(Resource[h.ibv_qp]):
         for name, value in (("local", local), ("remote", remote)):
             hint = f"write Endpoint.unpack({name})" if isinstance(value, bytes) else ""
             instance(name, value, Endpoint, "an Endpoint (from QueuePair.endpoint)", hint)
-        if remote.qp_type != _PARTNERS[self.qp_type]:
+        if remote.qp_type != _PEER_TYPES[self.qp_type]:
             raise ValueError(
                 f"cannot connect {self!r}: the peer's queue pair must be of type"
-                f" {_PARTNERS[self.qp_type].name}, not {QPType(remote.qp_type).name}"
+                f" {_PEER_TYPES[self.qp_type].name}, not {QPType(remote.qp_type).name}"
             )
-        vector = self._vector(self.connect, local, remote, path)
+        vector = self._checked_route(self.connect, local, remote, path)
         if max_rd_atomic is None:
             max_rd_atomic = min(local.max_rd_atomic, remote.max_dest_rd_atomic)
         if max_dest_rd_atomic is None:
@@ -241,7 +245,7 @@ class BringUp(Resource[h.ibv_qp]):
                 f"start() requires a UD queue pair, not {self.qp_type.name}; use connect() for an"
                 " RC, UC or XRC queue pair"
             )
-        vector = self._vector(self.start, local, local, {})
+        vector = self._checked_route(self.start, local, local, {})
         self.to_init(port_num=vector.port_num, pkey_index=pkey_index, qkey=local.qkey)
         self.to_rtr()
         self.to_rts(sq_psn=local.psn)
@@ -259,14 +263,14 @@ class BringUp(Resource[h.ibv_qp]):
             VerbsError: If the port is not active or the peer cannot be reached, as in
                 :meth:`connect`.
         """
-        vector = self._vector(self.destination, local, remote, path)
+        vector = self._checked_route(self.destination, local, remote, path)
         if remote.qp_type != QPType.UD:
             raise ValueError(
                 f"the peer's queue pair must be of type UD, not {QPType(remote.qp_type).name}"
             )
         return Destination(self.pd.create_ah(vector), remote.qp_num, remote.qkey)
 
-    def _vector(
+    def _checked_route(
         self, call: Callable[..., object], local: Endpoint, remote: Endpoint, path: PathKeywords
     ) -> AddressVector:
         for name in path.keys() - PathKeywords.__annotations__.keys():
@@ -284,11 +288,13 @@ class BringUp(Resource[h.ibv_qp]):
 
     # --- step by step ----------------------------------------------------------------------
 
-    def _step(self, following: QPState, attributes: QPChanges) -> None:
+    def _transition(self, next_state: QPState, attributes: QPChanges) -> None:
         """Make one transition towards RTS, dropping the attributes it does not require."""
-        needed = _MASKS_UP[self.qp_type][following - QPState.INIT]
-        changes = {name: it for name, it in attributes.items() if MASK_OF_FIELD[name] & needed}
-        changes["qp_state"] = following
+        required_mask = _REQUIRED_MASKS[self.qp_type][next_state - QPState.INIT]
+        changes = {
+            name: value for name, value in attributes.items() if MASK_OF_FIELD[name] & required_mask
+        }
+        changes["qp_state"] = next_state
         self.modify(**cast(QPChanges, changes))
 
     def to_init(
@@ -303,7 +309,7 @@ class BringUp(Resource[h.ibv_qp]):
 
         ``qkey`` is only used by UD queue pairs. A raw packet queue pair only uses ``port_num``.
         """
-        self._step(
+        self._transition(
             QPState.INIT,
             {
                 "port_num": port_num,
@@ -336,7 +342,7 @@ class BringUp(Resource[h.ibv_qp]):
         }
         if ah_attr is not None:
             changes["ah_attr"] = ah_attr
-        self._step(QPState.RTR, changes)
+        self._transition(QPState.RTR, changes)
 
     def to_rts(
         self,
@@ -348,7 +354,7 @@ class BringUp(Resource[h.ibv_qp]):
         max_rd_atomic: int = 1,
     ) -> None:
         """Move from RTR to RTS, ready to send."""
-        self._step(
+        self._transition(
             QPState.RTS,
             {
                 "sq_psn": sq_psn,
@@ -409,25 +415,27 @@ class BringUp(Resource[h.ibv_qp]):
                 forbids a given attribute. aiordma checks this before calling the device.
             VerbsError: If the device rejects the change. The message names the transition.
         """
-        attr, mask = fill(changes)
+        attr, mask = attr_and_mask(changes)
         for name in ("qp_state", "cur_qp_state"):
             if name in changes:
                 changes[name] = choice(name, changes[name], QPState)
         current = changes.get("cur_qp_state", self.state)
-        following = changes.get("qp_state", current)
-        check = self._checked(current, following, mask)
+        next_state = changes.get("qp_state", current)
+        check = self._check_transition(current, next_state, mask)
         try:
             self.context.library.calls.ibv_modify_qp(self.pointer, attr, mask)
         except VerbsError as error:
             raise self._transition_error(error, check, mask, changes) from None
         if self._posted is not None:
-            if following is QPState.RESET:
+            if next_state is QPState.RESET:
                 self._posted.clear()
-            elif following is QPState.RTS:
+            elif next_state is QPState.RTS:
                 self._posted.resume()
 
-    def _checked(self, current: QPState, following: QPState, mask: int) -> TransitionCheck:
-        check = check_transition(self.qp_type, current, following, mask)
+    def _check_transition(
+        self, current: QPState, next_state: QPState, mask: int
+    ) -> TransitionCheck:
+        check = check_transition(self.qp_type, current, next_state, mask)
         if not check.ok:
             raise QPTransitionError(
                 f"{self._label()}: {check.problem()}",
@@ -438,24 +446,26 @@ class BringUp(Resource[h.ibv_qp]):
 
     def _bring_up(self, changes: QPChanges) -> None:
         """Move from RESET to RTS, passing each transition the attributes it requires."""
-        attr = filled(changes)
-        masks = _MASKS_UP[self.qp_type]
+        attr = attr_from(changes)
+        masks = _REQUIRED_MASKS[self.qp_type]
         pointer = self.pointer
-        if pointer.state != QPState.RESET:
-            self._checked(QPState(pointer.state), QPState.INIT, masks[0])
+        if pointer.state != QPState.RESET:  # raises unless INIT can be reached from this state
+            self._check_transition(QPState(pointer.state), QPState.INIT, masks[0])
         code = lib.aiordma_bring_up(self.context.library.table, pointer, attr, *masks)
         if code:
-            step = QPState(attr.qp_state)
-            mask = masks[step - QPState.INIT]
-            check = check_transition(self.qp_type, QPState(step - 1), step, mask)
+            failed_state = QPState(attr.qp_state)
+            mask = masks[failed_state - QPState.INIT]
+            check = check_transition(self.qp_type, QPState(failed_state - 1), failed_state, mask)
             error = failure("ibv_modify_qp", errno_of(code))
-            raise self._transition_error(error, check, mask, changes if step is QPState.RTR else {})
+            # Only the transition to RTR uses the route, so only its error describes the route.
+            route: QPChanges = changes if failed_state is QPState.RTR else {}
+            raise self._transition_error(error, check, mask, route)
 
     def _transition_error(
         self, error: VerbsError, check: TransitionCheck, mask: QPAttrMask, changes: QPChanges
     ) -> VerbsError:
-        step = f"from {check.current.name} to {check.next.name}"
-        detail = f"cannot change {self._label()} ({check.qp_type.name}) {step}"
+        states = f"from {check.current.name} to {check.next.name}"
+        detail = f"cannot change {self._label()} ({check.qp_type.name}) {states}"
         try:
             actual = self.query().qp_state
         except VerbsError:
@@ -466,7 +476,7 @@ class BringUp(Resource[h.ibv_qp]):
             detail += f"; attributes: {mask!r}"
         vector = changes.get("ah_attr")
         if vector is not None:
-            detail += f"; the route goes {describe(self.context, vector, error)}"
+            detail += f"; the route goes {describe_route(self.context, vector, error)}"
         return explained(error, detail)
 
     def query(self) -> QPAttributes:

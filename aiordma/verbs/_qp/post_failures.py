@@ -15,7 +15,7 @@ from .._device.enums import QPState, SendFlags
 from .work_request import ReceiveWorkRequest, SendWorkRequest
 
 # The maximum message length in bytes (IBTA volume 1, clause 9.7.8).
-LONGEST = 1 << 31
+MAX_MESSAGE_LENGTH = 1 << 31
 
 
 def state_reason(state: QPState, *, sends: bool) -> str:
@@ -35,32 +35,32 @@ def state_reason(state: QPState, *, sends: bool) -> str:
 
 def request_reason(
     requests: Sequence[SendWorkRequest | ReceiveWorkRequest],
-    most_pieces: int,
-    limit: str,
-    most_inline: int = 0,
+    max_sges: int,
+    limit_name: str,
+    max_inline: int = 0,
 ) -> str:
     """Describe the first request that exceeds a limit, or return an empty string.
 
     Args:
         requests: The requests to be posted.
-        most_pieces: The maximum number of scatter/gather elements.
-        limit: The name of the limit on scatter/gather elements.
-        most_inline: The maximum number of inline bytes.
+        max_sges: The maximum number of scatter/gather elements.
+        limit_name: The name of the limit on scatter/gather elements.
+        max_inline: The maximum number of inline bytes.
     """
     for wr in requests:
-        pieces, length = len(wr.sges), sum(sge[1] for sge in wr.sges)
+        sge_count, length = len(wr.sges), sum(sge[1] for sge in wr.sges)
         inline = isinstance(wr, SendWorkRequest) and wr.send_flags & SendFlags.INLINE
-        if inline and length > most_inline:
-            return f"too much inline data: {length} bytes (max_inline_data is {most_inline})"
-        if not inline and pieces > most_pieces:
-            return f"too many scatter/gather elements: {pieces} ({limit} is {most_pieces})"
-        if length > LONGEST:
-            return f"message too long: {length} bytes (maximum {LONGEST})"
+        if inline and length > max_inline:
+            return f"too much inline data: {length} bytes (max_inline_data is {max_inline})"
+        if not inline and sge_count > max_sges:
+            return f"too many scatter/gather elements: {sge_count} ({limit_name} is {max_sges})"
+        if length > MAX_MESSAGE_LENGTH:
+            return f"message too long: {length} bytes (maximum {MAX_MESSAGE_LENGTH})"
     return ""
 
 
 def post_error(
-    verb: str, code: int, bad_index: int, where: str, *, why: str = "", full: str = ""
+    verb: str, code: int, bad_index: int, queue: str, *, reason: str = "", full_reason: str = ""
 ) -> PostError:
     """Create the exception for a failed attempt to post requests.
 
@@ -68,12 +68,14 @@ def post_error(
         verb: The name of the C function that failed.
         code: The error code returned by the function.
         bad_index: The index of the first request that was not posted.
-        where: The queue's name.
-        why: The reason, if known.
-        full: The explanation to use if the queue is full.
+        queue: The queue's name.
+        reason: The reason, if known.
+        full_reason: The explanation to use if the queue is full.
     """
-    if code == errno.ENOMEM and not why:  # some providers also return ENOMEM for too many elements
-        return QueueFullError(verb, bad_index, f"{full}; {where}" if full else where)
+    # If a reason is known, the queue is not full. Some providers also return ENOMEM for too many
+    # elements.
+    if code == errno.ENOMEM and not reason:
+        return QueueFullError(verb, bad_index, f"{full_reason}; {queue}" if full_reason else queue)
     # ibv_post_send(3) returns an errno value, but some providers return -1 without setting errno.
-    detail = f"{why}; {where}" if why else where
+    detail = f"{reason}; {queue}" if reason else queue
     return PostError(code if code > 0 else errno.EINVAL, verb, bad_index, detail)

@@ -26,7 +26,7 @@ from .transport_rules import OPERATIONS
 _RECV = int(WCOpcode.RECV)
 
 # Error statuses reported only for sends (IBTA volume 1, clause 11.6.2).
-_OF_A_SEND = frozenset(
+_SEND_ONLY_STATUSES = frozenset(
     {
         WCStatus.MW_BIND_ERR,
         WCStatus.BAD_RESP_ERR,
@@ -92,12 +92,12 @@ class PostedWork:
         free = self.free - len(signaled)
         return free > 0 or (free == 0 and (any(signaled) or not stuck))
 
-    def send(self, wr_id: int, opcode: int, signaled: int) -> None:
+    def add_send(self, wr_id: int, opcode: int, signaled: int) -> None:
         """Add a send. Do this before posting it, because another thread may poll its completion."""
         self._sends.append((wr_id, opcode, signaled))
 
-    def receive(self, wr_id: int) -> None:
-        """Add a receive. Do this before posting it, as for `send`."""
+    def add_receive(self, wr_id: int) -> None:
+        """Add a receive. Do this before posting it, as for `add_send`."""
         self._receives.append(wr_id)
 
     def withdraw_sends(self, count: int) -> None:
@@ -130,32 +130,33 @@ class PostedWork:
             elif (sends := self._sends) and sends[0][0] == wr_id and sends[0][2]:
                 sends.popleft()  # the common case, in which every send is signaled
             else:
-                self._end_send(wr_id, unsignaled=False)
+                self._remove_sends_through(wr_id, include_unsignaled=False)
             return None
+        vendor_err, qp_num = record[3], record[6]
         self._failures[status] += 1
-        first, detail = None, ""
+        first_failure, detail = None, ""
         if status == WCStatus.WR_FLUSH_ERR:
-            first = self.first_failure
+            first_failure = self.first_failure
         elif status == WCStatus.RETRY_EXC_ERR:
             # On the embedded device, the process may have too few file descriptors for its sockets.
             detail = shortage_hint()
         error = work_completion_error(
             status,
-            operation=self._failed(wr_id, status),
-            qp_num=record[6],
+            operation=self._remove_failed(wr_id, status),
+            qp_num=qp_num,
             wr_id=wr_id,
-            vendor_err=record[3],
-            detail=f"the first failure was: {first}" if first else detail,
-            cause=first,
+            vendor_err=vendor_err,
+            detail=f"the first failure was: {first_failure}" if first_failure else detail,
+            cause=first_failure,
         )
         if self.first_failure is None:
             self.first_failure = error
         return error
 
-    def _end_send(self, wr_id: int, *, unsignaled: bool) -> int | None:
+    def _remove_sends_through(self, wr_id: int, *, include_unsignaled: bool) -> int | None:
         """Remove the first send with this `wr_id` and all earlier ones, which are also complete.
 
-        Skip unsignaled sends with this `wr_id` unless `unsignaled` is true.
+        Skip unsignaled sends with this `wr_id` unless `include_unsignaled` is true.
 
         Returns:
             The send's opcode, or None if no send matches.
@@ -163,25 +164,25 @@ class PostedWork:
         sends = self._sends
         with suppress(IndexError):  # another thread has withdrawn sends
             for position in range(len(sends)):
-                posted, opcode, signaled = sends[position]
-                if posted == wr_id and (signaled or unsignaled):
+                posted_wr_id, opcode, signaled = sends[position]
+                if posted_wr_id == wr_id and (signaled or include_unsignaled):
                     for _ in range(position + 1):
                         sends.popleft()
                     return opcode
         return None
 
-    def _failed(self, wr_id: int, status: int) -> str:
+    def _remove_failed(self, wr_id: int, status: int) -> str:
         """Remove the failed request and return its operation's name.
 
         If the oldest send and the oldest receive both have this `wr_id`, assume that the send
         failed.
         """
-        receive = bool(self._receives) and self._receives[0] == wr_id
-        first = bool(self._sends) and self._sends[0][0] == wr_id
-        if first or not receive or status in _OF_A_SEND:
-            opcode = self._end_send(wr_id, unsignaled=True)
+        is_receive = bool(self._receives) and self._receives[0] == wr_id
+        is_first_send = bool(self._sends) and self._sends[0][0] == wr_id
+        if is_first_send or not is_receive or status in _SEND_ONLY_STATUSES:
+            opcode = self._remove_sends_through(wr_id, include_unsignaled=True)
             if opcode is not None:
                 return OPERATIONS[WROpcode(opcode)].text
-        if receive:
+        if is_receive:
             self._receives.popleft()
         return "receive"

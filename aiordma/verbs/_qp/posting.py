@@ -18,12 +18,12 @@ from .post_failures import post_error, request_reason, state_reason
 from .posted_work import PostedWork
 from .qp_attributes import QPCapabilities
 from .shared_receive_queue import SharedReceiveQueue
-from .transport_rules import ALWAYS, SendOps, examine, needs_check
+from .transport_rules import ALWAYS, SendOps, check_request, needs_check
 from .work_request import (
     PACKING_ERRORS,
     ReceiveWorkRequest,
     SendWorkRequest,
-    one_piece,
+    one_sge,
     pack_recvs,
     pack_sends,
     packing_error,
@@ -44,7 +44,7 @@ class Posting(BringUp):
     send_ops: SendOps
     srq: SharedReceiveQueue | None
 
-    def _begin_posting(self) -> None:
+    def _init_posting(self) -> None:
         pointer: h.ibv_qp = self.pointer
         self._extended: h.ibv_qp_ex | h.Null = ffi.NULL
         if self.send_ops:
@@ -55,7 +55,7 @@ class Posting(BringUp):
         self._posted = None
 
     @cached_property
-    def _array(self) -> RequestArray:
+    def _send_array(self) -> RequestArray:
         return RequestArray()  # created on demand, because connections do not need it
 
     @cached_property
@@ -72,12 +72,12 @@ class Posting(BringUp):
         been polled. After a failure, all slots count as free, and only the device enforces the
         limit.
         """
-        return self._account().free
+        return self._tracked_work().free
 
     @property
     def unsignaled_tail(self) -> int:
         """The number of unsignaled requests posted since the last signaled request."""
-        return self._account().unsignaled
+        return self._tracked_work().unsignaled
 
     @property
     def first_failure(self) -> WorkCompletionError | None:
@@ -85,7 +85,7 @@ class Posting(BringUp):
 
         This failure caused all later requests to be flushed.
         """
-        return self._account().first_failure
+        return self._tracked_work().first_failure
 
     def untrack(self) -> None:
         """Stop tracking posted work, to make posting and polling slightly faster.
@@ -95,7 +95,7 @@ class Posting(BringUp):
         """
         self._posted = None
 
-    def _account(self) -> PostedWork:
+    def _tracked_work(self) -> PostedWork:
         if self._posted is None:
             raise ValueError(f"{self!r} does not track posted work, because untrack() was called")
         return self._posted
@@ -121,14 +121,14 @@ class Posting(BringUp):
         :meth:`post_send`.
         """
         request = SendWorkRequest(
-            wr_id, opcode, one_piece(addr, length, lkey), send_flags, imm_data, remote_addr, rkey,
+            wr_id, opcode, one_sge(addr, length, lkey), send_flags, imm_data, remote_addr, rkey,
             invalidate_rkey=imm_data, remote_srqn=remote_srqn,
         )  # fmt: skip
         self.post_send((request,))
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
         """Post one receive into a single range of memory, or without memory if ``length`` is 0."""
-        self.post_recv((ReceiveWorkRequest(wr_id, one_piece(addr, length, lkey)),))
+        self.post_recv((ReceiveWorkRequest(wr_id, one_sge(addr, length, lkey)),))
 
     def post_send(self, requests: Sequence[SendWorkRequest]) -> None:
         """Post work requests to the send queue in the given order.
@@ -145,22 +145,22 @@ class Posting(BringUp):
                 request that was not posted. The requests before it were posted. On a queue pair
                 created with ``send_ops``, either all requests are posted or none.
         """
-        array, pointer = self._array, self.pointer
+        array, pointer = self._send_array, self.pointer
         self._pack_sends(requests)
         posted = self._posted
         if posted is not None:
             signaled = [self.sq_sig_all or bool(wr.send_flags & _SIGNALED) for wr in requests]
             self._check_room(signaled)
-            for wr, asked in zip(requests, signaled, strict=True):
-                posted.send(wr.wr_id, wr.opcode, asked)
+            for wr, is_signaled in zip(requests, signaled, strict=True):
+                posted.add_send(wr.wr_id, wr.opcode, is_signaled)
         code = lib.aiordma_post_send(
             pointer, self._extended, array.sends, len(requests), array.sges, array.posted
         )
         if code:
-            done = array.posted[0]
+            posted_count = array.posted[0]
             if posted is not None:
-                posted.withdraw_sends(len(requests) - done)
-            raise self._post_error("ibv_post_send", code, done, requests[done:])
+                posted.withdraw_sends(len(requests) - posted_count)
+            raise self._post_error("ibv_post_send", code, posted_count, requests[posted_count:])
         for wr in requests:
             if wr.bind is not None:
                 wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device does not set the key
@@ -180,15 +180,15 @@ class Posting(BringUp):
         posted = self._posted
         if posted is not None:
             for wr in requests:
-                posted.receive(wr.wr_id)
+                posted.add_receive(wr.wr_id)
         code = lib.aiordma_post_recv(
             pointer, ffi.NULL, array.recvs, len(requests), array.sges, array.posted
         )
         if code:
-            done = array.posted[0]
+            posted_count = array.posted[0]
             if posted is not None:
-                posted.withdraw_receives(len(requests) - done)
-            raise self._post_error("ibv_post_recv", code, done, requests[done:])
+                posted.withdraw_receives(len(requests) - posted_count)
+            raise self._post_error("ibv_post_recv", code, posted_count, requests[posted_count:])
 
     def batch(self) -> SendBatch:
         """Return a context manager that collects work requests and posts them together.
@@ -218,7 +218,7 @@ class Posting(BringUp):
         try:
             for wr in requests:
                 self._check(wr)
-            pack_sends(self._array, requests)
+            pack_sends(self._send_array, requests)
         except PACKING_ERRORS as error:
             raise packing_error(self._label(), error, requests) from None
 
@@ -232,12 +232,12 @@ class Posting(BringUp):
     def _check(self, wr: SendWorkRequest) -> None:
         """Raise ValueError if the request is invalid."""
         try:
-            closely = (wr.send_flags | ALWAYS) & self._needs_check[wr.opcode]
-            opcode = WROpcode(wr.opcode) if closely else None
+            needs_full_check = (wr.send_flags | ALWAYS) & self._needs_check[wr.opcode]
+            opcode = WROpcode(wr.opcode) if needs_full_check else None
         except (IndexError, ValueError):
             raise ValueError(f"{self._label()}: unknown opcode {wr.opcode}") from None
         if opcode is not None:
-            examine(self, wr, opcode)
+            check_request(self, wr, opcode)
         if self.qp_type is QPType.UD and wr.ah is None:
             raise ValueError(f"{self!r}: a datagram needs a destination; pass to= or ah=")
 
@@ -245,7 +245,7 @@ class Posting(BringUp):
 
     def _check_room(self, signaled: Sequence[bool]) -> None:
         """Raise QueueFullError if the requests do not fit or would block the queue forever."""
-        posted = self._account()
+        posted = self._tracked_work()
         if posted.has_room(signaled):
             return
         detail = f"{len(signaled)} slots needed, {posted.free} of {posted.max_send_wr} free"
@@ -266,13 +266,22 @@ class Posting(BringUp):
 
         ``requests`` contains the requests that were not posted.
         """
-        where = f"{self!r} on {self.context.name}"
-        sends = verb != "ibv_post_recv"
-        kind, caps = "send" if sends else "recv", self.capabilities._asdict()
-        limit = f"max_{kind}_sge"
-        why = request_reason(requests, caps[limit], limit, caps["max_inline_data"])
-        if code != errno.ENOMEM or why:
+        queue = f"{self!r} on {self.context.name}"
+        is_send = verb != "ibv_post_recv"
+        kind, limits = "send" if is_send else "recv", self.capabilities._asdict()
+        limit_name = f"max_{kind}_sge"
+        reason = request_reason(requests, limits[limit_name], limit_name, limits["max_inline_data"])
+        # ENOMEM means that the queue is full, unless a request exceeds a limit.
+        is_full = code == errno.ENOMEM and not reason
+        if not is_full:
             with suppress(RDMAError):  # a failed device cannot be queried
-                why = state_reason(self.query().qp_state, sends=sends) or why
-        limit = f"max_{kind}_wr"
-        return post_error(verb, code, bad_index, where, why=why, full=f"{limit} is {caps[limit]}")
+                reason = state_reason(self.query().qp_state, sends=is_send) or reason
+        limit_name = f"max_{kind}_wr"
+        return post_error(
+            verb,
+            code,
+            bad_index,
+            queue,
+            reason=reason,
+            full_reason=f"{limit_name} is {limits[limit_name]}",
+        )

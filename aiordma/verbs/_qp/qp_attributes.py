@@ -44,16 +44,16 @@ class QPCapabilities(NamedTuple):
     @classmethod
     def _convert(cls, value: object) -> Self:
         """Convert a caller's values to Python integers."""
-        given = instance(
+        capabilities = instance(
             "capabilities",
             value,
             QPCapabilities,
             "a QPCapabilities, such as QPCapabilities(max_send_wr=64)",
         )
-        return cls(**integers("capabilities", given._asdict(), U32_MAX))
+        return cls(**integers("capabilities", capabilities._asdict(), U32_MAX))
 
 
-def resets(library: Library) -> Callable[[h.ibv_qp], None]:
+def reset_function(library: Library) -> Callable[[h.ibv_qp], None]:
     """Return a thread-safe function that resets a queue pair of any type."""
 
     def reset(pointer: h.ibv_qp) -> None:
@@ -101,8 +101,8 @@ Convert: TypeAlias = Callable[[str, Any], object]
 """A function that converts an attribute, given its name and value."""
 
 
-def _integer_up_to(most: int) -> Convert:
-    return lambda name, value: integer(name, value, 0, most)
+def _integer_up_to(maximum: int) -> Convert:
+    return lambda name, value: integer(name, value, 0, maximum)
 
 
 def _enum_of(kind: type[Enum]) -> Convert:
@@ -142,13 +142,13 @@ _FIELDS: Mapping[str, tuple[QPAttrMask, Convert]] = {
     "rate_limit": (QPAttrMask.RATE_LIMIT, _U32),
 }
 MASK_OF_FIELD = {name: mask for name, (mask, _) in _FIELDS.items()}
-_BITS = {name: int(bit) for name, bit in MASK_OF_FIELD.items()}
+_BIT_OF_FIELD = {name: int(bit) for name, bit in MASK_OF_FIELD.items()}
 
 # All attributes supported by ibv_query_qp(3). libibverbs rejects mask bits beyond DEST_QPN.
 QUERY_ALL = QPAttrMask((1 << 21) - 1)
 
 
-def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
+def attr_and_mask(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
     """Create a ``struct ibv_qp_attr`` and the mask that selects the given attributes.
 
     Raises:
@@ -156,13 +156,13 @@ def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
     """
     mask = 0
     for name in changes:
-        if name not in _BITS:
+        if name not in _BIT_OF_FIELD:
             raise TypeError(f"modify() got an unexpected keyword argument {name!r}")
-        mask |= _BITS[name]
-    return filled(changes), QPAttrMask(mask)
+        mask |= _BIT_OF_FIELD[name]
+    return attr_from(changes), QPAttrMask(mask)
 
 
-def filled(changes: QPChanges) -> h.ibv_qp_attr:
+def attr_from(changes: QPChanges) -> h.ibv_qp_attr:
     """Create a ``struct ibv_qp_attr`` from attributes whose names are known to be valid."""
     values = {name: _FIELDS[name][1](name, value) for name, value in changes.items()}
     return ffi.new("struct ibv_qp_attr *", values)

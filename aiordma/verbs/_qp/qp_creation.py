@@ -15,7 +15,7 @@ from aiordma.errors import UnsupportedError, VerbsError
 from .._cq.completion import CompletionQueue
 from .._device.enums import DeviceCapability, QPCreateFlags, QPType
 from .._device.resource import Node, Resource
-from .qp_attributes import QPCapabilities, resets
+from .qp_attributes import QPCapabilities, reset_function
 from .queue_pair import QueuePair
 from .shared_receive_queue import SharedReceiveQueue
 from .transport_rules import SendOps
@@ -24,9 +24,9 @@ from .transport_rules import SendOps
 _PD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 2, 1 << 3, 1 << 6
 
 # The device capabilities for each optional operation, from the kernel's enum
-# ib_uverbs_device_cap_flags. `_require` checks them, because some providers accept these operations
-# even if the device does not support them (rdma-core 44 on Linux 6.1).
-_OFFERED = {
+# ib_uverbs_device_cap_flags. `_check_supported` checks them, because some providers accept these
+# operations even if the device does not support them (rdma-core 44 on Linux 6.1).
+_CAPABILITIES = {
     SendOps.ATOMIC_WRITE: (1 << 40, "atomic writes"),
     SendOps.FLUSH: (1 << 38 | 1 << 39, "flushes"),
 }
@@ -34,7 +34,7 @@ _OFFERED = {
 XRC = "extended reliable connections (XRC)"
 
 # The device attribute that limits each capability (ibv_query_device(3)).
-_LIMITS = {
+_DEVICE_LIMITS = {
     "max_send_wr": "max_qp_wr",
     "max_recv_wr": "max_qp_wr",
     "max_send_sge": "max_sge",
@@ -52,18 +52,20 @@ class QPOptions(NamedTuple):
 
     def checked(self) -> Self:
         """Return the options with the caller's values converted to Python integers."""
-        if self == _PLAIN:
+        if self == _DEFAULT_OPTIONS:
             return self
-        number = self.source_qpn
+        source_qpn = self.source_qpn
         return self._replace(
             send_ops=choice("send_ops", self.send_ops, SendOps),
             create_flags=choice("create_flags", self.create_flags, QPCreateFlags),
-            source_qpn=None if number is None else integer("source_qpn", number, 0, U32_MAX),
+            source_qpn=None
+            if source_qpn is None
+            else integer("source_qpn", source_qpn, 0, U32_MAX),
             max_tso_header=integer("max_tso_header", self.max_tso_header, 0, U32_MAX),
         )
 
     def __bool__(self) -> bool:
-        return self != _PLAIN
+        return self != _DEFAULT_OPTIONS
 
     def write(self, attr: h.ibv_qp_init_attr_ex) -> None:
         """Write the options to ``struct ibv_qp_init_attr_ex``."""
@@ -85,12 +87,12 @@ class QPOptions(NamedTuple):
         parts = [
             f"{name}={value!r}"
             for name in self._fields
-            if (value := getattr(self, name)) != getattr(_PLAIN, name)
+            if (value := getattr(self, name)) != getattr(_DEFAULT_OPTIONS, name)
         ]
         return f" with {', '.join(parts)}" if parts else ""
 
 
-_PLAIN = QPOptions()
+_DEFAULT_OPTIONS = QPOptions()
 
 
 class QPKeywords(TypedDict, total=False):
@@ -105,7 +107,7 @@ class QPKeywords(TypedDict, total=False):
     max_tso_header: int
 
 
-class Maker:
+class QPFactory:
     """Creates and destroys queue pairs with ibv_ functions. A subclass uses librdmacm instead."""
 
     def create(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
@@ -123,7 +125,7 @@ class Maker:
         return []
 
 
-_VERBS = Maker()
+_VERBS_FACTORY = QPFactory()
 
 
 def init_members(
@@ -169,7 +171,7 @@ def create_qp(
     srq: SharedReceiveQueue | None,
     options: QPOptions,
     reserved: bool,
-    maker: Maker = _VERBS,
+    factory: QPFactory = _VERBS_FACTORY,
 ) -> QueuePair:
     """Create a queue pair for a protection domain or a :class:`ConnectionId`."""
     context = pd.context
@@ -181,32 +183,32 @@ def create_qp(
     capabilities = QPCapabilities._convert(capabilities)
     qp_type, sq_sig_all = choice("qp_type", qp_type, QPType), truth("sq_sig_all", sq_sig_all)
     options = options.checked()
-    _require(context, qp_type, options.send_ops)
+    _check_supported(context, qp_type, options.send_ops)
     members = init_members(send_cq, recv_cq, capabilities, qp_type, sq_sig_all, srq)
     attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex
     try:
         if options:
             attr = init_attr_ex(pd, members, options)
-            pointer = maker.create_ex(pd, attr)
+            pointer = factory.create_ex(pd, attr)
         else:
             attr = ffi.new("struct ibv_qp_init_attr *", members)
-            pointer = maker.create(pd, attr)
+            pointer = factory.create(pd, attr)
     except OverflowError as error:
-        what = f"cannot create a queue pair with {capabilities}{options}"
-        raise ValueError(f"{what}: {error}") from None
+        message = f"cannot create a queue pair with {capabilities}{options}"
+        raise ValueError(f"{message}: {error}") from None
     except VerbsError as error:
         raise creation_error(error, context, qp_type, capabilities, options) from None
-    parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, *maker.parents()]
+    parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, *factory.parents()]
     if srq is not None:
         parents.append(srq.node)
-    node = Node("QueuePair", pointer, maker.destroy(pd), parents)
-    node.halt = resets(context.library)
+    node = Node("QueuePair", pointer, factory.destroy(pd), parents)
+    node.halt = reset_function(context.library)
     return QueuePair(
         node, pd, send_cq, recv_cq, attr, srq=srq, send_ops=options.send_ops, reserved=reserved
     )
 
 
-def _require(context: verbs.Context, qp_type: QPType, send_ops: SendOps) -> None:
+def _check_supported(context: verbs.Context, qp_type: QPType, send_ops: SendOps) -> None:
     if qp_type is QPType.XRC_RECV:
         raise ValueError(
             "cannot create an XRC_RECV queue pair from a protection domain; use"
@@ -214,7 +216,7 @@ def _require(context: verbs.Context, qp_type: QPType, send_ops: SendOps) -> None
         )
     if qp_type is QPType.XRC_SEND:
         require_xrc(context, "ibv_create_qp")
-    for operation, (bits, text) in _OFFERED.items():
+    for operation, (bits, text) in _CAPABILITIES.items():
         if send_ops & operation and not context.query_device_ex().device_cap_flags_ex & bits:
             raise context._unsupported_error(text, "ibv_create_qp_ex")
 
@@ -235,10 +237,10 @@ def creation_error(
     code = error.errno or 0
     if isinstance(error, UnsupportedError):
         return context._unsupported_error(f"{qp_type.name} queue pairs{options}", error.verb, code)
-    what = f"{qp_type.name} queue pair with {capabilities}{options}"
-    detail = f"cannot create the {what} on {context.name}"
+    description = f"{qp_type.name} queue pair with {capabilities}{options}"
+    detail = f"cannot create the {description} on {context.name}"
     limits = context.query_device()
-    for name, limit in _LIMITS.items():
+    for name, limit in _DEVICE_LIMITS.items():
         if getattr(capabilities, name) > getattr(limits, limit):
             detail += f"; {name} must be at most {getattr(limits, limit)} ({limit} of the device)"
     if qp_type is QPType.RAW_PACKET and code == errno.EPERM:

@@ -87,8 +87,8 @@ class QueuePair(Posting):
             receives = 0 if srq is not None else self.capabilities.max_recv_wr
             reserve_entries(node, (send_cq, self.capabilities.max_send_wr), (recv_cq, receives))
             if srq is not None and recv_cq is not None:
-                srq._complete_at(recv_cq, node)
-        self._begin_posting()
+                srq._reserve_entries_in(recv_cq, node)
+        self._init_posting()
         if not reserved:
             self._posted = PostedWork(self.capabilities.max_send_wr, context._failures)
             for cq in (send_cq, recv_cq):
@@ -99,12 +99,12 @@ class QueuePair(Posting):
     @property
     def send_cq(self) -> CompletionQueue:
         """The completion queue for sends. Raises the same exceptions as :attr:`pd`."""
-        return self._own(self._send_cq, "completion queue")
+        return self._require(self._send_cq, "completion queue")
 
     @property
     def recv_cq(self) -> CompletionQueue:
         """The completion queue for receives. Raises the same exceptions as :attr:`pd`."""
-        return self._own(self._recv_cq, "completion queue")
+        return self._require(self._recv_cq, "completion queue")
 
     @property
     def wire(self) -> str | None:

@@ -19,7 +19,7 @@ from .._device.enums import DeviceCapability
 from .._device.resource import Node, Resource
 from .batch import ReceiveBatch
 from .post_failures import post_error, request_reason
-from .work_request import ReceiveWorkRequest, one_piece, pack_recvs
+from .work_request import ReceiveWorkRequest, one_sge, pack_recvs
 
 # Values of enum ibv_srq_attr_mask, ibv_srq_type and ibv_srq_init_attr_mask.
 _MAX_WR, _LIMIT = 1 << 0, 1 << 1
@@ -110,25 +110,29 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
             context.query_device().device_cap_flags & DeviceCapability.SRQ_RESIZE
         ):
             raise context._unsupported_error("resizing shared receive queues", "ibv_modify_srq")
-        held = self._reserved_entries
-        more = {cq: max_wr - held[cq] for cq in held if max_wr is not None and max_wr > held[cq]}
-        with ExitStack() as undone:
-            for cq, entries in more.items():
+        reserved = self._reserved_entries
+        additional = {
+            cq: max_wr - reserved[cq]
+            for cq in reserved
+            if max_wr is not None and max_wr > reserved[cq]
+        }
+        with ExitStack() as rollback:
+            for cq, entries in additional.items():
                 cq.make_room(entries)
-                undone.callback(cq.release, entries)
+                rollback.callback(cq.release, entries)
             try:
                 context.library.calls.ibv_modify_srq(self.pointer, attr, mask)
             except VerbsError as error:
                 raise explained(
                     error, f"cannot change {self!r} to {max_wr=}, {srq_limit=}"
                 ) from None
-            undone.pop_all()
-        for cq, entries in more.items():
-            held[cq] += entries
+            rollback.pop_all()
+        for cq, entries in additional.items():
+            reserved[cq] += entries
         if max_wr is not None:
             self.max_wr = self.query().max_wr
 
-    def _complete_at(self, cq: CompletionQueue, node: Node[Any]) -> None:
+    def _reserve_entries_in(self, cq: CompletionQueue, node: Node[Any]) -> None:
         """Reserve a completion queue entry for every receive until this queue is closed.
 
         Raises:
@@ -158,7 +162,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
         """Post one receive into a single range of memory, or without memory if ``length`` is 0."""
-        self.post_recv((ReceiveWorkRequest(wr_id, one_piece(addr, length, lkey)),))
+        self.post_recv((ReceiveWorkRequest(wr_id, one_sge(addr, length, lkey)),))
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
         """Post receives in the given order. See ibv_post_srq_recv(3).
@@ -173,10 +177,10 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
             ffi.NULL, pointer, array.recvs, len(requests), array.sges, array.posted
         )
         if code:
-            done = array.posted[0]
-            why = request_reason(requests[done:], self.max_sge, "max_sge")
-            where = f"{self!r} on {self.context.name}"
-            raise post_error("ibv_post_srq_recv", code, done, where, why=why)
+            posted_count = array.posted[0]
+            reason = request_reason(requests[posted_count:], self.max_sge, "max_sge")
+            queue = f"{self!r} on {self.context.name}"
+            raise post_error("ibv_post_srq_recv", code, posted_count, queue, reason=reason)
 
     def recv_batch(self) -> ReceiveBatch:
         """Return a context manager that collects receives and posts them together."""
@@ -186,8 +190,8 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         return f"max_wr={self.max_wr} max_sge={self.max_sge}"
 
 
-def _release_entries(held: weakref.WeakKeyDictionary[CompletionQueue, int]) -> None:
-    for cq, entries in held.items():
+def _release_entries(reserved: weakref.WeakKeyDictionary[CompletionQueue, int]) -> None:
+    for cq, entries in reserved.items():
         cq.release_when_empty(entries)
 
 
@@ -249,10 +253,10 @@ def create_srq(
             pointer = calls.ibv_create_srq(pd.pointer, attr)
     except VerbsError as error:
         kind = "an XRC" if xrcd is not None else "a"
-        what = f"cannot create {kind} shared receive queue with {max_wr=}, {max_sge=}"
-        raise failure(error.verb, error.errno or 0, f"{what} on {context.name}") from None
+        message = f"cannot create {kind} shared receive queue with {max_wr=}, {max_sge=}"
+        raise failure(error.verb, error.errno or 0, f"{message} on {context.name}") from None
     node = Node("SharedReceiveQueue", pointer, calls.ibv_destroy_srq, parents)
     srq = SharedReceiveQueue(pd, node, attr.attr.max_sge)
     if cq is not None:
-        srq._complete_at(cq, node)
+        srq._reserve_entries_in(cq, node)
     return srq

@@ -57,37 +57,37 @@ _ACKNOWLEDGED_QP_TYPES = frozenset({QPType.RC, QPType.XRC_SEND})
 _CONNECTED_QP_TYPES = _ACKNOWLEDGED_QP_TYPES | {QPType.UC}
 _MESSAGE_QP_TYPES = _CONNECTED_QP_TYPES | {QPType.UD}
 
-_PLAIN = SendFlags.SIGNALED | SendFlags.FENCE
-_DATA = _PLAIN | SendFlags.INLINE
-_MESSAGE = _DATA | SendFlags.SOLICITED | SendFlags.IP_CSUM
+_PLAIN_FLAGS = SendFlags.SIGNALED | SendFlags.FENCE
+_DATA_FLAGS = _PLAIN_FLAGS | SendFlags.INLINE
+_MESSAGE_FLAGS = _DATA_FLAGS | SendFlags.SOLICITED | SendFlags.IP_CSUM
 
 _TABLE: Mapping[WROpcode, tuple[str, SendFlags, frozenset[QPType]]] = {
-    WROpcode.SEND: ("send", _MESSAGE, _MESSAGE_QP_TYPES | {QPType.RAW_PACKET}),
-    WROpcode.SEND_WITH_IMM: ("send", _MESSAGE, _MESSAGE_QP_TYPES),
-    WROpcode.SEND_WITH_INV: ("send", _MESSAGE, _CONNECTED_QP_TYPES),
-    WROpcode.RDMA_WRITE: ("write", _DATA, _CONNECTED_QP_TYPES),
-    WROpcode.RDMA_WRITE_WITH_IMM: ("write", _DATA | SendFlags.SOLICITED, _CONNECTED_QP_TYPES),
-    WROpcode.RDMA_READ: ("read", _PLAIN, _ACKNOWLEDGED_QP_TYPES),
-    WROpcode.ATOMIC_CMP_AND_SWP: ("compare and swap", _PLAIN, _ACKNOWLEDGED_QP_TYPES),
-    WROpcode.ATOMIC_FETCH_AND_ADD: ("fetch and add", _PLAIN, _ACKNOWLEDGED_QP_TYPES),
-    WROpcode.ATOMIC_WRITE: ("atomic write", _DATA, frozenset({QPType.RC})),
-    WROpcode.FLUSH: ("flush", _PLAIN, _ACKNOWLEDGED_QP_TYPES),
-    WROpcode.LOCAL_INV: ("invalidate", _PLAIN, _CONNECTED_QP_TYPES),
-    WROpcode.BIND_MW: ("bind window", _PLAIN, _CONNECTED_QP_TYPES),
-    WROpcode.TSO: ("segmented send", _MESSAGE, frozenset({QPType.UD, QPType.RAW_PACKET})),
+    WROpcode.SEND: ("send", _MESSAGE_FLAGS, _MESSAGE_QP_TYPES | {QPType.RAW_PACKET}),
+    WROpcode.SEND_WITH_IMM: ("send", _MESSAGE_FLAGS, _MESSAGE_QP_TYPES),
+    WROpcode.SEND_WITH_INV: ("send", _MESSAGE_FLAGS, _CONNECTED_QP_TYPES),
+    WROpcode.RDMA_WRITE: ("write", _DATA_FLAGS, _CONNECTED_QP_TYPES),
+    WROpcode.RDMA_WRITE_WITH_IMM: ("write", _DATA_FLAGS | SendFlags.SOLICITED, _CONNECTED_QP_TYPES),
+    WROpcode.RDMA_READ: ("read", _PLAIN_FLAGS, _ACKNOWLEDGED_QP_TYPES),
+    WROpcode.ATOMIC_CMP_AND_SWP: ("compare and swap", _PLAIN_FLAGS, _ACKNOWLEDGED_QP_TYPES),
+    WROpcode.ATOMIC_FETCH_AND_ADD: ("fetch and add", _PLAIN_FLAGS, _ACKNOWLEDGED_QP_TYPES),
+    WROpcode.ATOMIC_WRITE: ("atomic write", _DATA_FLAGS, frozenset({QPType.RC})),
+    WROpcode.FLUSH: ("flush", _PLAIN_FLAGS, _ACKNOWLEDGED_QP_TYPES),
+    WROpcode.LOCAL_INV: ("invalidate", _PLAIN_FLAGS, _CONNECTED_QP_TYPES),
+    WROpcode.BIND_MW: ("bind window", _PLAIN_FLAGS, _CONNECTED_QP_TYPES),
+    WROpcode.TSO: ("segmented send", _MESSAGE_FLAGS, frozenset({QPType.UD, QPType.RAW_PACKET})),
 }
 OPERATIONS: Mapping[WROpcode, Operation] = MappingProxyType(
     {opcode: Operation(*row, SendOps[opcode.name]) for opcode, row in _TABLE.items()}
 )
 
 
-def has(qp_type: QPType, opcode: WROpcode) -> bool:
+def supports(qp_type: QPType, opcode: WROpcode) -> bool:
     """Return whether the transport supports the operation."""
     operation = OPERATIONS.get(opcode)
     return operation is not None and qp_type in operation.transports
 
 
-def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
+def allowed_flags(qp_type: QPType, opcode: WROpcode) -> SendFlags:
     """Return the flags allowed for the operation on this transport."""
     # A request with FENCE waits for earlier reads and atomics (ibv_post_send(3)), which only
     # acknowledged transports support.
@@ -95,7 +95,7 @@ def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
 
 
 # Operations that a device may lack even if it supports ibv_wr_post(3).
-_OPTIONAL = (
+_OPTIONAL_OPS = (
     SendOps.LOCAL_INV
     | SendOps.BIND_MW
     | SendOps.SEND_WITH_INV
@@ -115,28 +115,28 @@ def send_ops_of(qp_type: QPType) -> SendOps:
     for operation in OPERATIONS.values():
         if qp_type in operation.transports:
             ops |= operation.send_op
-    return ops & ~_OPTIONAL
+    return ops & ~_OPTIONAL_OPS
 
 
 # A request needs a full check only if one of its flags is set in the table entry for its opcode.
 # ALWAYS is added to every request's flags, so setting it in an entry forces the check. IP_CSUM is
 # set in every entry, because only some devices support checksums.
 ALWAYS = 1 << 31
-EVERY_BIT = (1 << 32) - 1
-_OPCODES = 16
+ALL_BITS = (1 << 32) - 1
+_OPCODE_COUNT = 16
 _ALWAYS_CHECKED = ATOMICS | {WROpcode.FLUSH, WROpcode.ATOMIC_WRITE, WROpcode.TSO, WROpcode.BIND_MW}
 
 
-def _needs_check(qp_type: QPType, number: int) -> int:
-    opcode = next((known for known in OPERATIONS if known == number), None)
-    if opcode is None or not has(qp_type, opcode):
-        return EVERY_BIT
-    harmless = int(flags_of(qp_type, opcode) & ~SendFlags.IP_CSUM)
-    return EVERY_BIT & ~harmless & ~(0 if opcode in _ALWAYS_CHECKED else ALWAYS)
+def _needs_check(qp_type: QPType, opcode_number: int) -> int:
+    opcode = next((known for known in OPERATIONS if known == opcode_number), None)
+    if opcode is None or not supports(qp_type, opcode):
+        return ALL_BITS
+    unchecked_flags = int(allowed_flags(qp_type, opcode) & ~SendFlags.IP_CSUM)
+    return ALL_BITS & ~unchecked_flags & ~(0 if opcode in _ALWAYS_CHECKED else ALWAYS)
 
 
 NEEDS_CHECK: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
-    {qp_type: tuple(_needs_check(qp_type, number) for number in range(_OPCODES))
+    {qp_type: tuple(_needs_check(qp_type, number) for number in range(_OPCODE_COUNT))
      for qp_type in QPType}
 )  # fmt: skip
 """For each type and opcode, the bits of ``send_flags | ALWAYS`` that require a full check."""
@@ -150,25 +150,29 @@ def needs_check(qp_type: QPType, send_ops: SendOps) -> tuple[int, ...]:
     row = NEEDS_CHECK[qp_type]
     if not send_ops:
         return row
-    absent = {int(opcode) for opcode, it in OPERATIONS.items() if not it.send_op & send_ops}
-    return tuple(EVERY_BIT if at in absent else bits for at, bits in enumerate(row))
+    unavailable = {
+        int(opcode) for opcode, operation in OPERATIONS.items() if not operation.send_op & send_ops
+    }
+    return tuple(
+        ALL_BITS if opcode_number in unavailable else bits for opcode_number, bits in enumerate(row)
+    )
 
 
 # Operations that ibv_wr_post(3) supports, but ibv_post_send(3) does not.
 _EXTENDED_ONLY = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 
 # The device capability for IP checksums, by queue pair type (ibv_post_send(3)).
-_CHECKSUMS = {
+_CHECKSUM_CAPABILITY = {
     QPType.UD: DeviceCapability.UD_IP_CSUM,
     QPType.RC: DeviceCapability.RC_IP_CSUM,
     QPType.RAW_PACKET: DeviceCapability.RAW_IP_CSUM,
 }
 
 
-def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
+def check_request(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
     """Raise an exception if a request is invalid for a queue pair."""
     unsupported_error, verb = qp.context._unsupported_error, "ibv_post_send"
-    if not has(qp.qp_type, opcode):
+    if not supports(qp.qp_type, opcode):
         raise unsupported_error(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)
     if qp.send_ops and not OPERATIONS[opcode].send_op & qp.send_ops:
         raise ValueError(
@@ -177,14 +181,14 @@ def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
         )
     if opcode in _EXTENDED_ONLY and not qp.send_ops:
         raise unsupported_error(f"{opcode.name} on a queue pair created without send_ops", verb)
-    wrong = SendFlags(wr.send_flags) & ~flags_of(qp.qp_type, opcode)
-    if wrong:
+    disallowed_flags = SendFlags(wr.send_flags) & ~allowed_flags(qp.qp_type, opcode)
+    if disallowed_flags:
         raise ValueError(
-            f"{opcode.name} on a {qp.qp_type.name} queue pair does not allow {wrong!r}"
+            f"{opcode.name} on a {qp.qp_type.name} queue pair does not allow {disallowed_flags!r}"
         )
     if wr.send_flags & SendFlags.IP_CSUM:
-        offered = qp.context.query_device().device_cap_flags
-        if not offered & _CHECKSUMS.get(qp.qp_type, DeviceCapability(0)):
+        capabilities = qp.context.query_device().device_cap_flags
+        if not capabilities & _CHECKSUM_CAPABILITY.get(qp.qp_type, DeviceCapability(0)):
             raise unsupported_error(f"IP checksums on a {qp.qp_type.name} queue pair", verb)
     if opcode in ATOMICS or opcode is WROpcode.ATOMIC_WRITE:
         # Atomics operate on 8 naturally aligned bytes (IBTA volume 1, clause 9.4.5).

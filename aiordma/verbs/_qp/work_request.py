@@ -111,7 +111,7 @@ class ReceiveWorkRequest:
     sges: Sequence[ScatterGatherElement] = ()
 
 
-def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, ...]:
+def one_sge(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, ...]:
     """Return a one-element tuple for a range of memory, or an empty one if ``length`` is 0."""
     return (ScatterGatherElement(addr, length, lkey),) if length != 0 else ()
 
@@ -129,69 +129,69 @@ def packing_error(
 
     ``label`` is the queue's name.
     """
-    if wrong := wrong_requests(requests):
-        return TypeError(f"{label}: {wrong}")
+    if problem := wrong_requests(requests):
+        return TypeError(f"{label}: {problem}")
     try:
         _check_numbers(requests)
-    except (TypeError, ValueError) as named:
-        return type(named)(f"{label}: {named}")
+    except (TypeError, ValueError) as field_error:
+        return type(field_error)(f"{label}: {field_error}")
     return ValueError(f"{label}: a number is out of range: {error}")
 
 
 def wrong_requests(requests: object) -> str:
     """Return why the requests cannot be posted, or an empty string if they can."""
-    both = (SendWorkRequest, ReceiveWorkRequest)
-    if isinstance(requests, both):
+    request_types = (SendWorkRequest, ReceiveWorkRequest)
+    if isinstance(requests, request_types):
         return "requests must be a list; write [request]"
     if not isinstance(requests, Sequence):
         return f"requests must be a list, not {type(requests).__name__}"
     for wr in requests:
-        if not isinstance(wr, both):
+        if not isinstance(wr, request_types):
             return f"requests must be SendWorkRequest or ReceiveWorkRequest objects, not {wr!r:.60}"
-        if wrong := _wrong_pieces(wr.sges):
-            return wrong
+        if problem := _sges_error(wr.sges):
+            return problem
     return ""
 
 
 # The maximum value of each integer field. _PARTS describes a request's optional parts, and _ELEMENT
 # describes a scatter/gather element.
-_REQUEST = {
+_MAX_REQUEST_FIELDS = {
     **dict.fromkeys(("wr_id", "remote_addr", "compare_add", "swap"), U64_MAX),
     **dict.fromkeys(("opcode", "send_flags", "imm_data", "rkey", "invalidate_rkey"), U32_MAX),
     **dict.fromkeys(("remote_qpn", "remote_qkey", "remote_srqn"), U32_MAX),
 }
-_PARTS = {
+_MAX_PART_FIELDS = {
     "bind": {"addr": U64_MAX, "length": U64_MAX, "rkey": U32_MAX, "access": U32_MAX},
     "tso": {"header_addr": U64_MAX, "header_size": _U16_MAX, "mss": _U16_MAX},
     "flush": {"length": U64_MAX, "types": _U16_MAX, "level": _U16_MAX},
 }
-_ELEMENT = {"addr": U64_MAX, "length": U32_MAX, "lkey": U32_MAX}
+_MAX_SGE_FIELDS = {"addr": U64_MAX, "length": U32_MAX, "lkey": U32_MAX}
 
 
 def _check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> None:
     """Raise TypeError or ValueError for the first number that does not fit its field."""
     for wr in requests:
-        for name, most in _REQUEST.items():
-            integer(name, getattr(wr, name, 0), 0, most)
-        for part, fields in _PARTS.items():
+        for name, maximum in _MAX_REQUEST_FIELDS.items():
+            integer(name, getattr(wr, name, 0), 0, maximum)
+        for part, fields in _MAX_PART_FIELDS.items():
             if (value := getattr(wr, part, None)) is not None:
-                for name, most in fields.items():
-                    integer(f"{part}.{name}", getattr(value, name), 0, most)
-        for piece in wr.sges:
-            for (name, most), value in zip(_ELEMENT.items(), piece, strict=True):
-                integer(f"{name} of a ScatterGatherElement", value, 0, most)
+                for name, maximum in fields.items():
+                    integer(f"{part}.{name}", getattr(value, name), 0, maximum)
+        for sge in wr.sges:
+            for (name, maximum), value in zip(_MAX_SGE_FIELDS.items(), sge, strict=True):
+                integer(f"{name} of a ScatterGatherElement", value, 0, maximum)
 
 
-def _wrong_pieces(sges: object) -> str:
+def _sges_error(sges: object) -> str:
     """Return why a request's elements are invalid, or an empty string if they are valid."""
     wanted = "memory must be a list of ScatterGatherElement (from MemoryRegion.sge)"
     if isinstance(sges, ScatterGatherElement):
         return f"{wanted}, not a single one; write [element]"
     if not isinstance(sges, Sequence) or isinstance(sges, str | bytes | bytearray | memoryview):
         return f"{wanted}, not {type(sges).__name__}"
-    for piece in sges:
-        if not (isinstance(piece, tuple) and len(piece) == 3):
-            return f"{wanted}, not of {type(piece).__name__}"
+    for sge in sges:
+        if not (isinstance(sge, tuple) and len(sge) == 3):
+            return f"{wanted}, not of {type(sge).__name__}"
     return ""
 
 
@@ -202,20 +202,20 @@ def _address(resource: Resource[h.ibv_ah] | Resource[h.ibv_mw] | verbs.MemoryReg
     return int(ffi.cast("uintptr_t", resource.pointer))
 
 
-def _shared_places(wr: SendWorkRequest) -> tuple[int, int, int, int, int, int]:
+def _shared_union_values(wr: SendWorkRequest) -> tuple[int, int, int, int, int, int]:
     """Return the values of the first six unions in ``struct aiordma_send``."""
     if (bind := wr.bind) is not None:
         mw, mr = _address(bind.mw), _address(bind.mr)
         return mw, mr, bind.addr, bind.length, bind.rkey, int(bind.access)
     if (flush := wr.flush) is not None:
         return wr.remote_addr, 0, 0, flush.length, wr.rkey, wr.remote_srqn
-    third = wr.tso.header_addr if wr.tso is not None else wr.compare_add
+    header_or_operand = wr.tso.header_addr if wr.tso is not None else wr.compare_add
     if wr.ah is not None:
-        return _address(wr.ah), third, wr.swap, 0, wr.remote_qpn, wr.remote_qkey
-    return wr.remote_addr, third, wr.swap, 0, wr.rkey, wr.remote_srqn
+        return _address(wr.ah), header_or_operand, wr.swap, 0, wr.remote_qpn, wr.remote_qkey
+    return wr.remote_addr, header_or_operand, wr.swap, 0, wr.rkey, wr.remote_srqn
 
 
-def _last_places(wr: SendWorkRequest) -> tuple[int, int]:
+def _last_union_values(wr: SendWorkRequest) -> tuple[int, int]:
     if (tso := wr.tso) is not None:
         return tso.header_size, tso.mss
     return (int(wr.flush.types), int(wr.flush.level)) if wr.flush is not None else (0, 0)
@@ -224,21 +224,21 @@ def _last_places(wr: SendWorkRequest) -> tuple[int, int]:
 def pack_sends(array: RequestArray, requests: Sequence[SendWorkRequest]) -> None:
     array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
     sends = array.sends_bytes
-    entry = 0
+    sge_index = 0
     for index, wr in enumerate(requests):
         SEND.pack_into(
             sends,
             index * SEND.size,
             wr.wr_id,
-            *_shared_places(wr),
+            *_shared_union_values(wr),
             wr.invalidate_rkey if wr.opcode in _INVALIDATING else wr.imm_data,
             wr.opcode,
             wr.send_flags,
-            entry,
+            sge_index,
             len(wr.sges),
-            *_last_places(wr),
+            *_last_union_values(wr),
         )
-        entry = _pack_pieces(array, entry, wr.sges)
+        sge_index = _pack_sges(array, sge_index, wr.sges)
 
 
 def pack_recvs(array: RequestArray, requests: Sequence[ReceiveWorkRequest], label: str) -> None:
@@ -246,18 +246,18 @@ def pack_recvs(array: RequestArray, requests: Sequence[ReceiveWorkRequest], labe
     try:
         array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
         recvs = array.recvs_bytes
-        entry = 0
+        sge_index = 0
         for index, wr in enumerate(requests):
-            RECV.pack_into(recvs, index * RECV.size, wr.wr_id, entry, len(wr.sges))
-            entry = _pack_pieces(array, entry, wr.sges)
+            RECV.pack_into(recvs, index * RECV.size, wr.wr_id, sge_index, len(wr.sges))
+            sge_index = _pack_sges(array, sge_index, wr.sges)
     except PACKING_ERRORS as error:
         raise packing_error(label, error, requests) from None
 
 
-def _pack_pieces(array: RequestArray, entry: int, pieces: Sequence[ScatterGatherElement]) -> int:
-    for piece in pieces:
-        if not isinstance(piece, tuple):  # `bytes` of length 3 would also unpack to numbers
+def _pack_sges(array: RequestArray, sge_index: int, sges: Sequence[ScatterGatherElement]) -> int:
+    for sge in sges:
+        if not isinstance(sge, tuple):  # `bytes` of length 3 would also unpack to numbers
             raise TypeError
-        SGE.pack_into(array.sges_bytes, entry * SGE.size, *piece)
-        entry += 1
-    return entry
+        SGE.pack_into(array.sges_bytes, sge_index * SGE.size, *sge)
+        sge_index += 1
+    return sge_index

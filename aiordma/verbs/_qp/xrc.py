@@ -23,7 +23,7 @@ from aiordma.errors import VerbsError
 
 from .._device.enums import QPType
 from .._device.resource import Node, Resource
-from .qp_attributes import QPCapabilities, resets
+from .qp_attributes import QPCapabilities, reset_function
 from .qp_creation import XRC, QPOptions, creation_error, require_xrc
 from .queue_pair import QueuePair
 
@@ -35,11 +35,11 @@ _FD, _OFLAGS = 1 << 0, 1 << 1
 class XRCDomain(Resource[h.ibv_xrcd]):
     """A domain for XRC queue pairs and receive queues, opened by :meth:`Context.open_xrcd`."""
 
-    def __init__(self, context: verbs.Context, node: Node[h.ibv_xrcd], *, own: bool) -> None:
-        """Initialize the object. `own` means that no other process can open the domain."""
+    def __init__(self, context: verbs.Context, node: Node[h.ibv_xrcd], *, is_private: bool) -> None:
+        """Initialize the object. `is_private` means that no other process can open the domain."""
         super().__init__(node)
         self.context = context
-        self._own = own
+        self._is_private = is_private
 
     def create_qp(self) -> QueuePair:
         """Create the receiving side of a connection.
@@ -52,11 +52,11 @@ class XRCDomain(Resource[h.ibv_xrcd]):
         try:
             pointer = calls.ibv_create_qp_ex(context.pointer, attr)
         except VerbsError as error:
-            nothing = QPCapabilities(0, 0, 0, 0, 0)
-            raise creation_error(error, context, QPType.XRC_RECV, nothing, QPOptions()) from None
+            no_queues = QPCapabilities(0, 0, 0, 0, 0)
+            raise creation_error(error, context, QPType.XRC_RECV, no_queues, QPOptions()) from None
         node = Node("QueuePair", pointer, calls.ibv_destroy_qp, [self.node])
-        if self._own:
-            node.halt = resets(context.library)
+        if self._is_private:  # other processes can use the queue pairs of a shared domain
+            node.halt = reset_function(context.library)
         return QueuePair(node, None, None, None, attr, context=context)
 
 
@@ -83,4 +83,4 @@ def open_xrcd(
     with context._requires_capability(XRC):
         pointer = calls.ibv_open_xrcd(context.pointer, attr)
     node = Node("XRCDomain", pointer, calls.ibv_close_xrcd, [context.node])
-    return XRCDomain(context, node, own=fd is None or context.library.name == "embedded")
+    return XRCDomain(context, node, is_private=fd is None or context.library.name == "embedded")

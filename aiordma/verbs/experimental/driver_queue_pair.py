@@ -16,7 +16,14 @@ from .._device.enums import WROpcode
 from .._device.protection_domain import ProtectionDomain
 from .._device.resource import Node, Resource
 from .._qp.post_failures import post_error
-from .._qp.qp_attributes import QPAttributes, QPCapabilities, QPChanges, fill, query, resets
+from .._qp.qp_attributes import (
+    QPAttributes,
+    QPCapabilities,
+    QPChanges,
+    attr_and_mask,
+    query,
+    reset_function,
+)
 from .._qp.qp_creation import QPOptions, init_attr_ex, init_members
 from .._qp.transport_rules import SendOps
 from .._qp.work_request import (
@@ -71,15 +78,15 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         if srq is not None:
             parents.append(srq.node)
         super().__init__(Node(type(self).__name__, pointer, calls.ibv_destroy_qp, parents))
-        self.node.halt = resets(pd.context.library)
+        self.node.halt = reset_function(pd.context.library)
         self.pd = pd
         self.context: Context = pd.context
         self.send_cq = send_cq
         self.recv_cq = recv_cq
         self.qp_num: int = pointer.qp_num
         self.capabilities: QPCapabilities = QPCapabilities.read(attr)
-        taken = self.capabilities
-        reserve_entries(self.node, (send_cq, taken.max_send_wr), (recv_cq, taken.max_recv_wr))
+        sizes = self.capabilities
+        reserve_entries(self.node, (send_cq, sizes.max_send_wr), (recv_cq, sizes.max_recv_wr))
         self.context._elements[self.raw_handle] = self
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
@@ -88,7 +95,7 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         Raises:
             VerbsError: If the device rejects the change.
         """
-        attr, mask = fill(changes)
+        attr, mask = attr_and_mask(changes)
         try:
             self.context.library.calls.ibv_modify_qp(self.pointer, attr, mask)
         except VerbsError as error:
@@ -138,9 +145,9 @@ class DriverQueuePair(Resource[h.ibv_qp]):
             raise packing_error(self._label(), error, [wr]) from None
         self._check("ibv_wr_complete", code, 0)
 
-    def _check(self, verb: str, code: int, done: int) -> None:
+    def _check(self, verb: str, code: int, bad_index: int) -> None:
         if code:
-            raise post_error(verb, code, done, f"{self!r} on {self.context.name}")
+            raise post_error(verb, code, bad_index, f"{self!r} on {self.context.name}")
 
     def _label(self) -> str:
         return f"{type(self).__name__} {self.qp_num:#x}"

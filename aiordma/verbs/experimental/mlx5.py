@@ -52,8 +52,10 @@ class DCInitiator(DriverQueuePair):
             ValueError: If a number is out of range.
             PostError: If the device rejects the request.
         """
-        calls = self.context.library
-        dc = calls.providers.mlx5dv_qp_ex_from_ibv_qp_ex(calls.calls.ibv_qp_to_qp_ex(self.pointer))
+        library = self.context.library
+        dc = library.providers.mlx5dv_qp_ex_from_ibv_qp_ex(
+            library.calls.ibv_qp_to_qp_ex(self.pointer)
+        )
         self._post_to(wr, ah, remote_dctn, remote_dc_key, dc)
 
 

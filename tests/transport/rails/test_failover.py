@@ -694,9 +694,9 @@ async def test_repeated_region_grants_raise_protocol_error() -> None:
         sharing = conns[0]._sharing
         (asked,) = sharing._requests
         for number in range(SMALL.max_regions + 1):
-            sharing.control(RegionGrant(asked, RegionToken(number, 4096, 64, 1, ALL)))
+            sharing.handle_control(RegionGrant(asked, RegionToken(number, 4096, 64, 1, ALL)))
         with pytest.raises(ProtocolError, match="more than once"):
-            sharing.control(RegionGrant(asked, RegionToken(99, 4096, 64, 1, ALL)))
+            sharing.handle_control(RegionGrant(asked, RegionToken(99, 4096, 64, 1, ALL)))
         conns[0].abort()
         await ends(asking, ConnectionClosedError)
 

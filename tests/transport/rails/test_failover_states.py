@@ -37,13 +37,13 @@ class Scene:
     def __init__(self, state: FailoverState) -> None:
         self.rails, self.lost = Mock(config=Config()), Mock()
         self.failover = Failover(self.rails, Mock(), self.lost)
-        self.failover.broken = Mock(error=CAUSE)
-        self.failover.resume = (1, 7)
+        self.failover.broken_queue = Mock(error=CAUSE)
+        self.failover.peer_resume = (1, 7)
         self.failover.state = state
 
     def take(self, event: FailoverEvent) -> None:
         rail: Any = SimpleNamespace(number=2, queue=Mock())
-        self.failover._take(event, *[rail][: event is FailoverEvent.CHOSEN])
+        self.failover._apply(event, *[rail][: event is FailoverEvent.CHOSEN])
 
     @property
     def done(self) -> set[str]:
@@ -72,7 +72,7 @@ def test_failover_state_follows_the_transition_table(
     step = TRANSITIONS.get((state, event), (state, ""))[1]
     step = "gives up the lead" if step in ("follow", "leave") else step
     assert scene.done == {step} - {""}
-    assert scene.rails.later.called == (following != state.name and following in NAMES)
+    assert scene.rails.call_later.called == (following != state.name and following in NAMES)
 
 
 NAMES = {state.name for state in LIMITED}
@@ -83,18 +83,18 @@ def test_failover_gives_up_on_timeout_and_stop_cancels_the_timer(state: Failover
     scene = Scene(FailoverState.BROKEN)
     waits = state is FailoverState.WAITING
     scene.take(FailoverEvent.NO_RAIL_YET if waits else FailoverEvent.CHOSEN)
-    (_, overdue), _ = scene.rails.later.call_args
+    (_, overdue), _ = scene.rails.call_later.call_args
     overdue()
     assert scene.done >= {"give_up" if waits else "gives up the lead"}
     scene.failover.stop()
-    scene.rails.later.return_value.cancel.assert_called()
+    scene.rails.call_later.return_value.cancel.assert_called()
 
 
 def test_failover_follows_only_newer_resumes_from_working_rails() -> None:
     scene = Scene(FailoverState.MOVED)
-    other, lead = Mock(failed=False), scene.rails.lead.queue
+    other, lead = Mock(failed=False), scene.rails.lead_rail.queue
     lead.failed = False
-    scene.failover.latest = 3
+    scene.failover.peer_resume_number = 3
     scene.failover.resumed(other, 3, 0)
     scene.failover.resumed(Mock(failed=True), 4, 0)
     assert scene.done == set()

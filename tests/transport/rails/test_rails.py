@@ -199,10 +199,10 @@ async def test_rail_goes_down_when_it_breaks_before_the_response(
 ) -> None:
     on_offer_sent(monkeypatch, lambda rails, rail: rails._fail_rail(rail, WITHOUT), lost=False)
     if refused:
-        monkeypatch.setattr(AnsweringRails, "_partner", raise_route_error)
+        monkeypatch.setattr(AnsweringRails, "_create_connected_endpoint", raise_route_error)
     async with joined(factory.via) as conns:
         while further(conns[0]).state is not RailState.DOWN:
-            assert further(conns[0]).state.shown == "down"
+            assert further(conns[0]).state.public_state == "down"
             await yield_loop(1)
         assert refused != (len(conns[1].rails) == 2)
         assert refused or further(conns[1]).state is RailState.DOWN
@@ -225,14 +225,14 @@ async def test_early_rail_messages_from_listener_raise_protocol_error(
             protocol.RailDown(0, number),
         ):
             with pytest.raises(ProtocolError):
-                rails.control(message)
-        assert rails.control(protocol.RailAnswer(offer, number, endpoint))
+                rails.handle_control(message)
+        assert rails.handle_control(protocol.RailAnswer(offer, number, endpoint))
         assert rail.state is RailState.CONNECTING
-        assert not rails.control(protocol.RailReady(0, number))
-        assert not rails.control(protocol.RailOffer(1, number + 1, endpoint))
+        assert not rails.handle_control(protocol.RailReady(0, number))
+        assert not rails.handle_control(protocol.RailOffer(1, number + 1, endpoint))
         assert rail.queue is not None
         rail.queue.rail_broke(WITHOUT)  # reported in the loop's next iteration
-        assert rails.control(protocol.RailDown(0, number))
+        assert rails.handle_control(protocol.RailDown(0, number))
 
     on_offer_sent(monkeypatch, answer, lost=True)
     tell = Rails._send
@@ -273,7 +273,7 @@ async def test_rail_stays_down_while_its_device_port_is_down(factory: Connection
 async def test_refused_rail_goes_down_with_the_refusal_error(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AnsweringRails, "_partner", raise_route_error)
+    monkeypatch.setattr(AnsweringRails, "_create_connected_endpoint", raise_route_error)
     async with joined(factory.via) as conns:
         await until_rails(conns[:1], ("lead", "down"))
         assert isinstance(error := conns[0].rails[1].error, RequestRefusedError)

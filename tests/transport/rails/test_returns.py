@@ -95,7 +95,7 @@ async def test_retry_delay_doubles_until_rail_stays_up_long_enough(later: Later)
         later.fire()
     assert offered == [slot] * 7
     for seconds, delay in ((LONGEST - 0.1, 5), (LONGEST, FIRST), (0, 2 * FIRST)):
-        slot.up(100.0)
+        slot.on_rail_up(100.0)
         slot.retry_later(100.0 + seconds)
         assert later.asked[-1] == delay
         later.fire()
@@ -104,16 +104,16 @@ async def test_retry_delay_doubles_until_rail_stays_up_long_enough(later: Later)
 async def test_active_port_event_retries_the_rail_immediately(later: Later) -> None:
     offered: list[RailSlot] = []
     slot = RailSlot(None, offered.append, later)  # type: ignore[arg-type]
-    slot._event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
+    slot._on_event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
     assert not offered  # a rail is there, or under way
     for _ in range(4):
         slot.retry_later(100.0)
         later.fire()
     slot.retry_later(100.0)
     offered.clear()
-    slot._event(AsyncEvent(EventType.PORT_ERR, port_num=1))
+    slot._on_event(AsyncEvent(EventType.PORT_ERR, port_num=1))
     assert not offered
-    slot._event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
+    slot._on_event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
     assert offered == [slot]
     assert not later.waiting
     slot.retry_later(100.0)
@@ -290,7 +290,7 @@ async def test_broken_rail_reconnects_only_on_its_own_device(
 
     A returning rail waits for its own device.
     """
-    make = AnsweringRails._make
+    make = AnsweringRails._create_endpoint
     gone = True
 
     def make_elsewhere(self: AnsweringRails, device: Any, to: Any) -> Any:
@@ -298,7 +298,7 @@ async def test_broken_rail_reconnects_only_on_its_own_device(
             raise RDMAError("no address yet")
         return make(self, device, to)
 
-    monkeypatch.setattr(AnsweringRails, "_make", make_elsewhere)
+    monkeypatch.setattr(AnsweringRails, "_create_endpoint", make_elsewhere)
     async with joined(factory.via) as conns:
         await until_rails(conns, ("lead", "up"))
         assert [rail.device for rail in conns[1].rails] == ["embedded0"] * 2

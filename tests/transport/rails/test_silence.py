@@ -35,7 +35,7 @@ BY_CLIENT, BY_LISTENER = SMALL.connect_timeout, SMALL.handshake_timeout
 @pytest.fixture(autouse=True)
 def later(monkeypatch: pytest.MonkeyPatch) -> Iterator[Later]:
     it = Later()
-    monkeypatch.setattr(Rails, "later", property(lambda _: it, lambda *_: None), raising=False)
+    monkeypatch.setattr(Rails, "call_later", property(lambda _: it, lambda *_: None), raising=False)
     monkeypatch.setattr(
         rails, "RailSlot", lambda device, offer, _: RailSlot(device, offer, Later())
     )
@@ -57,8 +57,8 @@ async def test_rail_offer_times_out_without_a_response(
         here, there = map(further, conns)
         assert here.state is RailState.OFFERED
         answer = RailAnswer(here.offer_id, 1, endpoint_at(HOST))
-        assert there.limit is not None
-        there.limit.cancel()
+        assert there.step_timer is not None
+        there.step_timer.cancel()
         later.fire()
         assert (here.queue, here.endpoint) == (None, None)
         assert "responded to the offer" in str(conns[0].rails[1].error)

@@ -201,7 +201,7 @@ async def test_region_grant_waits_for_the_keys_of_all_rails(
             while len(held) < 2:
                 await yield_loop(1)
             await yield_loop(20)
-            assert not client._sharing.regions.used
+            assert not client._sharing.regions.remote_regions
             for go_on in held:
                 go_on()
             await sharing
