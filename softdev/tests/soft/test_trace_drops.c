@@ -17,8 +17,9 @@ static void traced(void (*step)(void))
 /* Options that make a request fail after about half a second, including retries. */
 #define SHORT .timeout = 14, .retry_cnt = 1
 
-/* Tell `b` to expect the first request of `a` at a wrong PSN. If `late` is set, the link is
- * established before either side sets its send PSN. */
+/* Tell `b` to expect the first request of `a` at a wrong PSN. The request must fail, but `b` must
+ * not. If `late` is set, the link is established before either side sets its send PSN. Only the
+ * transition to RTS sets it, so the mismatch cannot be found earlier. */
 static void expect_psn_drop(uint32_t distance, bool late)
 {
 	struct side a, b;
@@ -44,6 +45,7 @@ static void expect_psn_drop(uint32_t distance, bool late)
 	CHECK_EQUAL(number_field(line, "remote_qpn"), a.qp->qp_num);
 	CHECK_EQUAL(number_field(line, "psn"), a.psn);
 	CHECK_EQUAL(number_field(line, "expected_psn"), wrong.psn);
+	expect_state(&b, IBV_QPS_RTS);
 	close_pair(&a, &b);
 }
 
