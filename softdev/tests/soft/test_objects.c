@@ -18,7 +18,10 @@ static void guid_identifies_the_network_namespace(void)
 
 	if (!child) {
 		CHECK(verbs->ibv_get_device_guid(context->device) == guid);
-		if (!unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET))
+		if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET))
+			fprintf(stderr, "test_objects: needs a network namespace: "
+					"guid_identifies_the_network_namespace left out\n");
+		else
 			CHECK(verbs->ibv_get_device_guid(context->device) != guid);
 		_exit(0);
 	}
