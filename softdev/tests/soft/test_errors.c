@@ -176,7 +176,7 @@ static void reads_beyond_responder_depth_are_refused(void)
 	CHECK_OK(post_chain(&a, reads, 8));
 	/* Over RoCE, one READ consists of several requests, the second of which exceeds the
 	 * depth. */
-	const unsigned whole = strcmp(getenv("AIORDMA_EMBEDDED_LINKS"), "roce") ? 1 : 0;
+	const unsigned whole = links_are("roce") ? 0 : 1;
 
 	if (whole)
 		expect_done(&a, 0);

@@ -155,9 +155,6 @@ static void dropped_datagrams_are_traced_with_their_reason(void)
 
 int main(void)
 {
-	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
-	const bool roce = links && !strcmp(links, "roce");
-
 	limit_seconds(60);
 	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
 	STEP(traced(psn_behind_expected_is_traced));
@@ -165,7 +162,7 @@ int main(void)
 	STEP(traced(psn_mismatch_found_after_rts_is_traced));
 	STEP(traced(unused_queue_pair_number_is_traced));
 	STEP(traced(dropped_datagrams_are_traced_with_their_reason));
-	if (!roce) { /* RoCE packets lack the sender's queue pair number */
+	if (!links_are("roce")) { /* RoCE packets lack the sender's queue pair number */
 		STEP(traced(unexpected_peer_is_traced));
 		STEP(traced(transport_mismatch_is_traced));
 	}
