@@ -238,11 +238,11 @@ static void dm_copy_without_provider_support_fails(void)
 int main(void)
 {
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
-		wrapper_calls_its_own_context_member(i);
-		wrapper_fails_with_an_older_library(i);
+		STEP(wrapper_calls_its_own_context_member(i));
+		STEP(wrapper_fails_with_an_older_library(i));
 	}
-	wrapper_passes_its_arguments();
-	window_calls_use_context_ops();
-	dm_copy_without_provider_support_fails();
+	STEP(wrapper_passes_its_arguments());
+	STEP(window_calls_use_context_ops());
+	STEP(dm_copy_without_provider_support_fails());
 	return 0;
 }

@@ -336,9 +336,9 @@ static void objects_of_different_devices_cannot_be_combined(void)
 
 int main(void)
 {
-	in_child(single_device_is_the_default);
-	in_child(invalid_device_settings_are_rejected);
-	in_child(fourth_device_can_be_listed_and_used);
+	STEP(in_child(single_device_is_the_default));
+	STEP(in_child(invalid_device_settings_are_rejected));
+	STEP(in_child(fourth_device_can_be_listed_and_used));
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	limit_seconds(60);
 	STEP(port_down_in_one_process_spares_the_other_device());

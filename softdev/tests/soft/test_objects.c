@@ -18,7 +18,10 @@ static void guid_identifies_the_network_namespace(void)
 
 	if (!child) {
 		CHECK(verbs->ibv_get_device_guid(context->device) == guid);
-		if (!unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET))
+		if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET))
+			fprintf(stderr, "test_objects: needs a network namespace: "
+					"guid_identifies_the_network_namespace left out\n");
+		else
 			CHECK(verbs->ibv_get_device_guid(context->device) != guid);
 		_exit(0);
 	}
@@ -146,34 +149,11 @@ static void create_calls_reject_invalid_attributes(struct side *a)
 	static const struct {
 		int cqe, vector;
 	} no_cqs[] = {{0, 0}, {1 << 30, 0}, {1, 99}, {1, -1}};
-	const struct {
-		enum ibv_qp_type type;
-		struct ibv_cq *cq;
-		struct ibv_qp_cap cap;
-		int error;
-	} no_qps[] = {
-		{IBV_QPT_RC, NULL, {1, 1, 1, 1, 0}, EINVAL},
-		{IBV_QPT_RC, a->cq, {1 << 20, 1, 1, 1, 0}, EINVAL},
-		{IBV_QPT_RC, a->cq, {1, 1, 1, 1000, 0}, EINVAL},
-		{IBV_QPT_RC, a->cq, {1, 1, 1, 1, 1 << 20}, EINVAL},
-		{(enum ibv_qp_type)77, a->cq, {1, 1, 1, 1, 0}, EINVAL},
-		{IBV_QPT_RAW_PACKET, a->cq, {1, 1, 1, 1, 0}, EOPNOTSUPP},
-		{IBV_QPT_DRIVER, a->cq, {1, 1, 1, 1, 0}, EOPNOTSUPP},
-	};
 
 	FOR_EACH (i, no_cqs)
 		REFUSED(verbs->ibv_create_cq(a->context, no_cqs[i].cqe, NULL, NULL,
 					     no_cqs[i].vector),
 			EINVAL);
-	FOR_EACH (i, no_qps) {
-		init = (struct ibv_qp_init_attr){
-			.send_cq = no_qps[i].cq,
-			.recv_cq = no_qps[i].cq,
-			.cap = no_qps[i].cap,
-			.qp_type = no_qps[i].type,
-		};
-		REFUSED(verbs->ibv_create_qp(a->pd, &init), no_qps[i].error);
-	}
 	/* Objects in use cannot be destroyed. */
 	CHECK_EQUAL(verbs->ibv_destroy_cq(a->cq), EBUSY);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(a->pd), EBUSY);
@@ -195,18 +175,14 @@ static int modify(struct side *side, struct ibv_qp_attr attr, int mask)
 	return verbs->ibv_modify_qp(side->qp, &attr, mask);
 }
 
-/* Check that invalid attribute values are rejected without any change. Each transition with each
- * attribute is tested in tests/verbs/test_transitions.py. */
+/* Check that invalid attribute values of RTS are rejected without any change. Those of INIT and RTR
+ * are tested in test_trace_calls.c, and each transition with each attribute in
+ * tests/verbs/test_transitions.py. */
 static void modify_qp_rejects_invalid_attributes_without_change(struct side *a)
 {
 	const int init_mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 	const int rtr_mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
 			     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-	static const struct ibv_qp_attr no_init[] = {
-		{.port_num = 2},
-		{.port_num = 1, .pkey_index = 1},
-		{.port_num = 1, .qp_access_flags = 1 << 12},
-	};
 	static const struct options no_rts[] = {
 		{.timeout = 32}, {.rnr_retry = 9}, {.retry_cnt = 9}, {.depth = 129}};
 	struct ibv_qp_init_attr init;
@@ -222,14 +198,7 @@ static void modify_qp_rejects_invalid_attributes_without_change(struct side *a)
 		.max_dest_rd_atomic = 1,
 		.min_rnr_timer = 12,
 	};
-	struct ibv_qp_attr no_rtr[8];
 
-	FOR_EACH (i, no_init) {
-		attr = no_init[i];
-		attr.qp_state = IBV_QPS_INIT;
-		CHECK_EQUAL(modify(a, attr, init_mask), EINVAL);
-	}
-	CHECK_EQUAL(state_of(a), IBV_QPS_RESET);
 	CHECK_OK(to_init(a));
 	/* A queue pair ignores access flags that only apply to memory regions. */
 	attr = (struct ibv_qp_attr){
@@ -239,26 +208,12 @@ static void modify_qp_rejects_invalid_attributes_without_change(struct side *a)
 			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB,
 	};
 	CHECK_OK(modify(a, attr, init_mask));
-
-	for (int i = 0; i < 8; i++)
-		no_rtr[i] = rtr;
-	no_rtr[0].path_mtu = (enum ibv_mtu)6;
-	no_rtr[1].path_mtu = (enum ibv_mtu)0;
-	no_rtr[2].ah_attr.port_num = 3;
-	no_rtr[3].ah_attr.grh.sgid_index = 250;
-	no_rtr[4].max_dest_rd_atomic = 200;
-	no_rtr[5].min_rnr_timer = 32;
-	no_rtr[6].dest_qp_num = 1 << 24;
-	no_rtr[7].ah_attr.is_global = 0; /* the LID is not the port's */
-	for (int i = 0; i < 8; i++)
-		CHECK_EQUAL(modify(a, no_rtr[i], rtr_mask), EINVAL);
-	CHECK_EQUAL(modify(a, rtr, rtr_mask | IBV_QP_ALT_PATH), EOPNOTSUPP);
-	CHECK_EQUAL(state_of(a), IBV_QPS_INIT);
 	CHECK_OK(modify(a, rtr, rtr_mask));
 
 	FOR_EACH (i, no_rts) {
 		a->options = no_rts[i];
 		CHECK_EQUAL(to_rts(a), EINVAL);
+		CHECK_EQUAL(state_of(a), IBV_QPS_RTR);
 	}
 	a->options = (struct options){.memory = 65536};
 	CHECK_OK(to_rts(a));

@@ -287,7 +287,7 @@ int main(void)
 		STEP(messages_succeed_if_the_receiver_then_exits((enum way)way, LONG));
 		STEP(queue_pair_fails_when_its_peer_exits((enum way)way));
 	}
-	if (strcmp(getenv("AIORDMA_EMBEDDED_LINKS"), "tcp") != 0) {
+	if (!links_are("tcp")) {
 		STEP(only_messages_read_before_exit_succeed());
 		STEP(message_sent_before_exit_is_received());
 		STEP(resent_message_fails_if_the_peer_exits_unready());

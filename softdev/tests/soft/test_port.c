@@ -495,7 +495,7 @@ static void rtr_and_create_ah_fail_without_a_route(void)
 
 int main(void)
 {
-	in_child(port_state_follows_its_interface);
+	STEP(in_child(port_state_follows_its_interface));
 	limit_seconds(60);
 	STEP(short_port_failure_delays_but_loses_no_messages());
 	STEP(queue_pair_connects_once_the_port_is_active());

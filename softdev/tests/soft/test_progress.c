@@ -117,9 +117,7 @@ static void idle_connection_uses_no_cpu(struct side *a, struct side *b)
  * whether its peer is awake. */
 static bool uses_shared_memory(void)
 {
-	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
-
-	return !links || strcmp(links, "tcp");
+	return !links_are("tcp");
 }
 
 /* Increment a word of the peer's memory. Stores the previous value at offset 64 of the local

@@ -658,6 +658,7 @@ static void refused_posts_are_traced_with_their_reason(void)
 	REFUSED_POST(&a, "FLAGS", EINVAL, IBV_WR_RDMA_READ, .send_flags = IBV_SEND_INLINE);
 	REFUSED_POST(&a, "OPCODE", EINVAL, (enum ibv_wr_opcode)99);
 	REFUSED_POST(&a, "UNSUPPORTED", EOPNOTSUPP, IBV_WR_TSO);
+	REFUSED_POST(&a, "UNSUPPORTED", EOPNOTSUPP, IBV_WR_DRIVER1);
 	REFUSED_POST(&a, "BIND", EINVAL, IBV_WR_BIND_MW);
 	POST(&a, IBV_WR_SEND, .wr_id = 1);
 	POST(&a, IBV_WR_SEND, .wr_id = 2);

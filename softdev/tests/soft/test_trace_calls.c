@@ -106,6 +106,7 @@ static void refused_transition_to_rtr_is_traced(struct side *side)
 
 	CHECK_OK(to_init(side));
 	attr.ah_attr.is_global = 0;
+	attr.ah_attr.dlid = ANY_DLID; /* not the port's LID */
 	expect_modify_refused(side, attr, TO_RTR, EINVAL, "GRH");
 	attr = good;
 	attr.ah_attr.grh.sgid_index = 200;
@@ -118,7 +119,9 @@ static void refused_transition_to_rtr_is_traced(struct side *side)
 	memset(&attr.ah_attr.grh.dgid, 0x20, 16);
 	expect_modify_refused(side, attr, TO_RTR, EINVAL, "GID_FAMILY");
 	attr = good;
-	attr.path_mtu = (enum ibv_mtu)1024;
+	attr.path_mtu = (enum ibv_mtu)(IBV_MTU_4096 + 1);
+	expect_modify_refused(side, attr, TO_RTR, EINVAL, "MTU");
+	attr.path_mtu = (enum ibv_mtu)(IBV_MTU_256 - 1);
 	expect_modify_refused(side, attr, TO_RTR, EINVAL, "MTU");
 	attr = good;
 	attr.max_dest_rd_atomic = 255;
@@ -167,6 +170,8 @@ static void refused_create_qp_is_traced(struct side *side)
 	QP(EINVAL, "NULL_OBJECT", .recv_cq = NULL);
 #undef QP
 	expect_create_qp_refused(side, (struct ibv_qp_init_attr){.qp_type = IBV_QPT_RAW_PACKET},
+				 EOPNOTSUPP, "QP_TYPE");
+	expect_create_qp_refused(side, (struct ibv_qp_init_attr){.qp_type = IBV_QPT_DRIVER},
 				 EOPNOTSUPP, "QP_TYPE");
 	expect_create_qp_refused(side, (struct ibv_qp_init_attr){.qp_type = (enum ibv_qp_type)77},
 				 EINVAL, "QP_TYPE");

@@ -881,6 +881,15 @@ static inline void in_child(void (*run)(void))
 	CHECK_EQUAL(run_in_child(run), 0);
 }
 
+/* Returns whether AIORDMA_EMBEDDED_LINKS is `kind`. If it is unset, processes on one host use shared
+ * memory. */
+static inline bool links_are(const char *kind)
+{
+	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
+
+	return !strcmp(links ? links : "shared", kind);
+}
+
 /* ---- standard error output ------------------------------------------------------------------ */
 
 struct capture {
