@@ -43,6 +43,7 @@ from .test_lease_thread import thread_ends
 pytestmark = on_pair
 
 LONG = 3600.0
+SHORT = 1e-3
 
 
 def computes_until_revoked(share: Share) -> None:
@@ -281,25 +282,38 @@ async def test_renewal_by_the_user_is_refused_for_regions_not_borrowed(
         await check_alive(client, server)
 
 
-async def test_loan_lease_starts_when_its_key_is_ready(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The owner may be busy for longer than the lease before that, and the request must not fail
-    because of it.
-    """
+@pytest.fixture
+def late_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grant each region 20 times `SHORT` after its request."""
     on_ready = Share._on_ready
-    short = 1e-3
 
     def ready_late(share: Share, callback: Callable[[], None]) -> None:
         def late() -> None:
-            asyncio.get_running_loop().call_later(20 * short, callback)
+            asyncio.get_running_loop().call_later(20 * SHORT, callback)
 
         on_ready(share, late)
 
     monkeypatch.setattr(Share, "_on_ready", ready_late)
+
+
+@pytest.mark.usefixtures("late_grants")
+async def test_loan_lease_starts_when_its_key_is_ready(factory: ConnectionFactory) -> None:
+    """The owner may be busy for longer than the lease before that, and the request must not fail
+    because of it.
+    """
     async with factory.pair() as (_, client):
-        remote = await client.request_region(100, lease=short)
+        remote = await client.request_region(100, lease=SHORT)
         assert len(remote) == 100
+
+
+@pytest.mark.usefixtures("late_grants")
+async def test_borrower_counts_the_lease_from_its_request(factory: ConnectionFactory) -> None:
+    async with (
+        factory.pair() as (_, client),
+        await client.request_region(8, lease=10 * SHORT + LONG) as remote,
+    ):
+        assert remote.lease_remaining is not None
+        assert remote.lease_remaining <= LONG
 
 
 async def test_requested_lease_is_capped_at_max_lease(factory: ConnectionFactory) -> None:
