@@ -346,7 +346,7 @@ class Context(Resource[h.ibv_context]):
         return {index: pkey for index, pkey in keys.items() if pkey}
 
     def find_pkey(self, pkey: int, port_num: int = 1) -> int:
-        """Return the index of a P_Key in the port's table, preferring full membership.
+        """Return the index of a P_Key, or else of its full membership, in the port's table.
 
         Raises:
             ValueError: If the port does not have this P_Key. The message lists the port's P_Keys.
