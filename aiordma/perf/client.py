@@ -220,7 +220,8 @@ class PerfClient:
         # The peer's program takes no part in reads and atomics, so their latency is the time until
         # they complete.
         first = "ping" if settings.halved else "alone"
-        part = await self._run_warm_up_and_part(first, size, lambda done: progress(done / 2))
+        parts = 1 if settings.operation in ("read", "atomic", "stream") else 2
+        part = await self._run_warm_up_and_part(first, size, lambda done: progress(done / parts))
         if part is None:
             return None
         result = part.result
@@ -229,7 +230,7 @@ class PerfClient:
         result.distribution = [(time * factor, above) for time, above in tail(part.times)]
         if settings.operation in ("read", "atomic"):
             result.completion = result.latency
-        elif settings.operation != "stream" and not self.stopped:
+        elif parts == 2 and not self.stopped:
             more = await self._run_warm_up_and_part(
                 "alone", size, lambda done: progress(0.5 + done / 2)
             )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from aiordma.async_queue_pair import Completed
 from aiordma.errors import LimitError
-from aiordma.perf.client import PerfClient, RefusedError, Result
+from aiordma.perf.client import Part, PerfClient, RefusedError, Result
 from aiordma.perf.memory import OneSided
 from aiordma.perf.queue_pairs import QueuePair
 from aiordma.perf.server import Limits, PerfServer
@@ -103,6 +103,32 @@ async def test_measurements_succeed_with_non_default_settings(
         assert result.mismatch == ""
         if asked.iterations is not None:
             assert result.operations >= asked.iterations
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@one_loop
+async def test_progress_reaches_one_when_a_latency_is_measured(
+    device_name: str, host: str, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_part = PerfClient._run_warm_up_and_part
+
+    async def report_end(
+        client: PerfClient, kind: str, size: int, progress: Callable[[float], None]
+    ) -> Part | None:
+        part = await run_part(client, kind, size, progress)
+        progress(1.0)
+        return part
+
+    monkeypatch.setattr(PerfClient, "_run_warm_up_and_part", report_end)
+    reported = [0.0]
+    asked = settings(operation, "lat")
+    async with (
+        await PerfServer.start(host, 0, device=device_name) as server,
+        PerfClient.connect(asked, host, server.listening.port, device=device_name) as client,
+    ):
+        await client.measure(asked.sizes[0], reported.append)
+    assert reported == sorted(reported)
+    assert reported[-1] == 1.0
 
 
 def queue_pairs() -> Iterator[Settings]:
