@@ -46,7 +46,7 @@ class PendingConnection(AsyncContext):
         self._attempt = ConnectAttempt[AddressedEndpoint]()
         self._peer: Hello | None = None
         self._client = False
-        self._started_or_closed = False
+        self._started = self._closed = False
         with self._attempt:
             self._attempt.take_over(
                 AddressedEndpoint(devices, config, security, address),
@@ -57,8 +57,10 @@ class PendingConnection(AsyncContext):
         """The message for the peer: 72 bytes, including a magic number and a version."""
 
     def __repr__(self) -> str:
-        if self._started_or_closed:
-            state = "started" if self._peer else "closed"
+        if self._closed:
+            state = "closed"
+        elif self._started:
+            state = "started"
         else:
             state = "accepted" if self._peer else "new"
         return f"<PendingConnection on {self._devices[0].name}, {state}>"
@@ -74,7 +76,7 @@ class PendingConnection(AsyncContext):
             AuthenticationError: If only one side has a key, or `encrypt` differs.
             BufferStateError: If an endpoint was accepted before, or this object was closed.
         """
-        if self._started_or_closed and self._peer is None:
+        if self._closed:
             raise BufferStateError(f"{self!r} is closed")
         if self._peer is not None:
             raise BufferStateError(f"{self!r} has already accepted its peer")
@@ -100,12 +102,13 @@ class PendingConnection(AsyncContext):
         Raises:
             BufferStateError: If no endpoint was accepted, or this is the second call.
         """
+        if self._closed:
+            raise BufferStateError(f"{self!r} is closed")
         if self._peer is None:
-            why = "is closed" if self._started_or_closed else "has not accepted a peer yet"
-            raise BufferStateError(f"{self!r} {why}")
-        if self._started_or_closed:
+            raise BufferStateError(f"{self!r} has not accepted a peer yet")
+        if self._started:
             raise BufferStateError(f"start() has already been called on {self!r}")
-        self._started_or_closed = True
+        self._started = True
         try:
             with self._attempt:
                 connection = await self._attempt.start(
@@ -119,8 +122,8 @@ class PendingConnection(AsyncContext):
 
     async def close(self) -> None:
         """Give up a pending connection. A connection that was started stays open."""
-        if not self._started_or_closed:
-            self._started_or_closed = True
+        if not (self._started or self._closed):
+            self._closed = True
             connection = self._attempt.connection
             self._attempt.give_up(BufferStateError("the connection was aborted"))
             await connection.wait_closed()

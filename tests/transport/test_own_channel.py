@@ -105,6 +105,19 @@ async def test_closed_prepared_connection_rejects_accept(factory: ConnectionFact
 
 
 @one_loop
+async def test_prepared_connection_closed_after_accept_cannot_start(
+    factory: ConnectionFactory,
+) -> None:
+    first, second = await half(factory), await half(factory)
+    async with second:
+        first.accept(second.endpoint)
+        await first.close()
+        assert "closed" in repr(first)
+        with pytest.raises(BufferStateError, match="is closed"):
+            await first.start()
+
+
+@one_loop
 async def test_accept_rejects_malformed_endpoints(factory: ConnectionFactory) -> None:
     first, second = await half(factory), await half(factory)
     async with first, second:
