@@ -70,11 +70,13 @@ def echo(
     check_sizes(sizes)
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         try:
-            chosen, names = chosen_devices(device)
-            host = host or own_address(chosen)
+            first_device, device_names = chosen_devices(device)
+            host = host or own_address(first_device)
             rows = plans(sizes, None if file is None else file.read_bytes())
             report = runner.run(
-                run_client_and_server(chosen, names, via, host, loop, rows, count, time_limit)
+                run_client_and_server(
+                    first_device, device_names, via, host, loop, rows, count, time_limit
+                )
             )
         except MemoryError as error:
             raise click.ClickException(NO_MEMORY) from error

@@ -246,5 +246,5 @@ class Tally:
                 async with asyncio.timeout(idle_timeout):
                     await self._reached_or_failed.wait()
             except TimeoutError:
-                if idle_timeout is None or self.count == before:
+                if self.count == before:
                     return

@@ -203,7 +203,7 @@ static int access_at(int dirfd, const char *path, int mode, int flags)
 
 	if (!look_up_if_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
 		return NEXT(faccessat)(dirfd, path, mode, flags);
-	if (!place.entry)
+	if (!place.entry) /* a folder, or a path that leads to a real file */
 		return NEXT(faccessat)(place.dirfd, place.real, mode, flags);
 	if ((mode & X_OK) || ((mode & W_OK) && place.kind != PATH_NODE))
 		return fail(EACCES);

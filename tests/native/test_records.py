@@ -39,7 +39,7 @@ def places(name: str) -> list[tuple[str, Any]]:
 
 
 def test_work_request_fields_share_the_expected_offsets() -> None:
-    """`_shared_places` in work_request.py depends on this layout."""
+    """`_shared_union_values` in work_request.py depends on this layout."""
     by_offset: dict[int, list[str]] = {}
     for field, info in ffi.typeof("struct aiordma_send").fields:
         by_offset.setdefault(cast(Any, info).offset, []).append(field)

@@ -153,8 +153,8 @@ def wrong_requests(requests: object) -> str:
     return ""
 
 
-# The maximum value of each integer field. _PARTS describes a request's optional parts, and _ELEMENT
-# describes a scatter/gather element.
+# The maximum value of each integer field of a request, of its optional parts (_MAX_PART_FIELDS) and
+# of a scatter/gather element (_MAX_SGE_FIELDS).
 _MAX_REQUEST_FIELDS = {
     **dict.fromkeys(("wr_id", "remote_addr", "compare_add", "swap"), U64_MAX),
     **dict.fromkeys(("opcode", "send_flags", "imm_data", "rkey", "invalidate_rkey"), U32_MAX),

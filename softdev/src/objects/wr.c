@@ -116,7 +116,7 @@ static void wr_start(struct ibv_qp_ex *ex)
 	batch->count = 0;
 }
 
-static void end_batch(struct soft_batch *batch)
+static void close_batch(struct soft_batch *batch)
 {
 	batch->open = false;
 	pthread_mutex_unlock(&batch->mutex);
@@ -156,7 +156,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
 		SOFT_TRACE(refused, "qp_num", qp->ibv.qp_num, refused->opcode, refused->wr_id,
 			   &soft_refusals[refusal]);
 	soft_unlock();
-	end_batch(batch);
+	close_batch(batch);
 	return soft_refusals[refusal].error;
 }
 
@@ -165,7 +165,7 @@ static void wr_abort(struct ibv_qp_ex *ex)
 	struct soft_batch *batch = qp_of(ex)->batch;
 
 	if (batch->open)
-		end_batch(batch);
+		close_batch(batch); /* wr_start() discards the requests */
 }
 
 /* ---- builders ------------------------------------------------------------------------------ */

@@ -49,8 +49,8 @@ static bool is_memory_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 	return true;
 }
 
-/* Returns whether the message at cursor->next may be started. If it can never be sent, stores the
- * error in send->status. */
+/* Returns whether the message at cursor->next may be started or continued. If it can never be sent,
+ * stores the error in send->status. */
 static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 		      struct soft_send_wqe *send, uint8_t opcode)
 {
@@ -65,6 +65,7 @@ static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 	 * (IBTA 9.7.4.1.2). */
 	if (send->psn + send->psns - qp->sq.unacked >= SOFT_PSN_HALF)
 		return false;
+	/* A fence waits for all earlier READs, and max_rd_atomic limits READs and atomics. */
 	if (cursor->reads && (send->flags & IBV_SEND_FENCE ||
 			      (soft_is_counted(opcode) && cursor->reads >= qp->attr.max_rd_atomic)))
 		return false;

@@ -168,6 +168,7 @@ static inline bool soft_roce_is_guest(const struct soft_roce_address *address)
 /* Become the owner of the address and accept guests. If another process owns the address, become
  * its guest and store the connection in `address->watch.fd`. Returns 0 or an errno value. */
 int soft_roce_share(struct soft_roce_address *address);
+/* Stop accepting guests, and disconnect the processes that receive through this one. */
 void soft_roce_unshare(struct soft_roce_address *address);
 /* Forward a packet to the guests that it is addressed to. Returns false if this process must handle
  * the packet too. */
