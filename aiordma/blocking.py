@@ -490,6 +490,7 @@ class Region(mr_pool.Region):
 
     def __init__(self, thread: _LoopThread, region: mr_pool.Region) -> None:
         super().__init__(region._mr)
+        self.pinned, region.gone = region.pinned, True  # take over the registration
         self._loop_thread = thread
 
     def _release_memory(self) -> None:

@@ -3,8 +3,8 @@
 An RDMA device can only access registered memory. On a card, registration is slow, and each
 registered region takes up an entry in the card's tables. The pool therefore registers slabs of
 several MiB and leases blocks of these slabs. Slabs are registered for local access only and never
-have a remote key. Before a peer gets access to a block, the block is registered separately with its
-exact bounds (`ProtectionDomain.reg_mr`). A token therefore never gives access to adjacent bytes.
+have a remote key. A peer gets access to a block through a memory window or a separate registration
+with the exact bounds. A token therefore never gives access to adjacent bytes.
 
 A block's memory is reused once all of the following are true:
 
@@ -19,7 +19,7 @@ All objects belong to one event loop and are not thread-safe.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from mmap import PAGESIZE
 from typing import NamedTuple, Self
 
@@ -573,17 +573,22 @@ class Buffer(OwnMemory):
 class Registration(Pinned):
     """A memory registration that ends after its last use. Internal to the library."""
 
-    __slots__ = ("mr", "region")
+    __slots__ = ("mr", "on_retired", "region")
 
     def __init__(self, mr: verbs.MemoryRegion, *, mapped: bool = True) -> None:
         self.mr: verbs.MemoryRegion = mr
         self.region: verbs.MemoryRegion | None = mr if mapped else None
         """The memory region, or None if no other domain can register the memory by address."""
+        self.on_retired: Callable[[], object] = lambda: None
+        """A function to call after deregistration, possibly in another thread."""
         self.lease()
 
     @finalizer  # a finalizer may call this method
     def _retire(self) -> None:
-        self.mr.close()
+        try:
+            self.mr.close()
+        finally:
+            self.on_retired()
 
 
 class Region(OwnMemory):
@@ -593,6 +598,9 @@ class Region(OwnMemory):
     `close` or the `with` block ends. While it is pinned, you cannot resize a bytearray, close an
     mmap, or resize a torch tensor's storage. If you call `close` while an operation is using the
     memory, the memory is deregistered when the operation ends.
+
+    The region works on every connection of the same event loop and device, including later ones. It
+    keeps the device open, and ends with the event loop.
 
     The memory is registered for local access only. The peer can access it only if you share the
     region.
@@ -618,3 +626,9 @@ class Region(OwnMemory):
     def close(self) -> None:
         """Deregister the memory. A second call has no effect."""
         self._release_memory()
+
+    @finalizer
+    def __del__(self) -> None:
+        if not self.gone and hasattr(self, "_mr") and not self._mr.closed:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+            self._release_memory()

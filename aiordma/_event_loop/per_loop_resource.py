@@ -1,4 +1,4 @@
-"""Resources that the connections of a loop share, from the first connection to the last.
+"""Resources that a loop's connections and registered regions share, from the first to the last.
 
 They also end with their loop. In the child of a fork, they belong to the parent.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import ClassVar, Self
 
 from .._native import fork
@@ -94,6 +94,12 @@ class PerLoopResource:
     def hold(self) -> None:
         """Add one more user."""
         self._users += 1
+
+    def release_threadsafe(self) -> None:
+        """Schedule a `release` in the loop. Any thread may call this."""
+        if not self._closed:
+            with suppress(RuntimeError):  # the loop has been closed
+                self.loop.call_soon_threadsafe(self.release)
 
     def release(self) -> None:
         self._users -= 1

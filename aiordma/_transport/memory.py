@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -12,7 +13,9 @@ from .._event_loop.futures import settle
 from .._memory.block_source import OrderedBlockSource
 from .._memory.registration_cache import CachedMemory, RegistrationCache
 from ..config import Config
-from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool, OwnMemory, Region
+from ..dmabuf import DmabufRegion
+from ..errors import VerbsError
+from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool, OwnMemory, Region, Registration
 from ..verbs._memory.buffers import AnyMemory, bytes_of, keeper_of
 
 # Unregistered memory up to this size is copied through the pool, and larger memory is registered
@@ -31,21 +34,21 @@ class Memory:
     staging_limit = STAGING_LIMIT
 
     def __init__(
-        self,
-        pool: MemoryPool,
-        registrations: RegistrationCache,
-        config: Config,
-        waiter_error: Callable[[BaseException], BaseException],
+        self, driver: Driver, config: Config, waiter_error: Callable[[BaseException], BaseException]
     ) -> None:
-        self.pool: MemoryPool = pool
-        self.registrations: RegistrationCache = registrations
         self._config = config
-        registrations.set_up(config.cached_registrations)
+        self._use(driver)
         self._waiter_error = waiter_error
         self._waiters: set[asyncio.Future[Block]] = set()
         self._sources: list[OrderedBlockSource] = []
         self._drivers: list[Driver] = []
         self._ended: BaseException | None = None
+
+    def _use(self, driver: Driver) -> None:
+        self._driver = driver
+        self.pool: MemoryPool = driver.pool
+        self.registrations: RegistrationCache = driver.registrations
+        self.registrations.set_up(self._config.cached_registrations)
 
     @property
     def pd(self) -> verbs.ProtectionDomain:
@@ -82,6 +85,35 @@ class Memory:
             kept = self.registrations.find(data)
             return Region(self.pd.reg_mr(view)) if kept is None else kept
 
+    def register_region(self, data: AnyMemory) -> Region:
+        """Register user memory until its Region is closed, which keeps the driver open.
+
+        If the device supports it, the registration allows memory windows, which shares use.
+        """
+        with bytes_of(data) as view:  # registered memory has its own view
+            access = verbs.AccessFlags.NONE if view.readonly else verbs.AccessFlags.LOCAL_WRITE
+            windows = verbs.AccessFlags.MW_BIND if self.pool.has_windows else verbs.AccessFlags.NONE
+            try:
+                mr = self.pd.reg_mr(view, access | windows)
+            except VerbsError as error:
+                # The kernel does not allow windows on read-only memory. See ib_umem_get in Linux.
+                if error.errno != errno.EFAULT:
+                    raise
+                mr = self.pd.reg_mr(view, access)
+        region = Region(mr)
+        self._keep_driver(region.pinned)
+        return region
+
+    def register_dmabuf(self, fd: int, length: int, offset: int, writable: bool) -> DmabufRegion:
+        """Register a dma-buf until its region is closed, which keeps the driver open."""
+        region = DmabufRegion(self.pd, fd, length, offset, writable)
+        self._keep_driver(region.pinned)
+        return region
+
+    def _keep_driver(self, registration: Registration) -> None:
+        self._driver.hold()
+        registration.on_retired = self._driver.release_threadsafe
+
     def block_source(
         self, on_memory: Callable[[], None], *, internal: bool, exempt: bool = False
     ) -> OrderedBlockSource:
@@ -98,8 +130,7 @@ class Memory:
         """
         driver.hold()
         self._drivers.append(driver)
-        self.pool, self.registrations = driver.pool, driver.registrations
-        self.registrations.set_up(self._config.cached_registrations)
+        self._use(driver)
         for source in self._sources:
             source.move(self.pool)
         for waiter in list(self._waiters):

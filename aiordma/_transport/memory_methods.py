@@ -88,7 +88,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
             The registered memory.
         """
         self._check()
-        return Region(self._memory.pd.reg_mr(memory))
+        return self._memory.register_region(memory)
 
     def register_dmabuf(
         self, fd: int, length: int, *, offset: int = 0, writable: bool = True
@@ -113,7 +113,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         self._check()
         fd, length = integer("fd", fd, 0, I32_MAX), integer("length", length)
         offset, writable = integer("offset", offset), truth("writable", writable)
-        return DmabufRegion(self._memory.pd, fd, length, offset, writable)
+        return self._memory.register_dmabuf(fd, length, offset, writable)
 
     async def send_region(
         self, region: LocalMemory, *, access: Rights = Rights.READ, lease: Lease = "default"

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -232,7 +232,7 @@ class BareChannel:
         library.dereg_mr = real
         self.channel = Session(
             queue=wire.queue,
-            memory=Memory(wire.pool, wire.registrations, Config(), self.owner.error_for),
+            memory=Memory(cast(Any, wire), Config(), self.owner.error_for),
             config=room,
             owner=self.owner,
         )

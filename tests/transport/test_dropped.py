@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,9 @@ from aiordma import (
     start_server,
 )
 from aiordma._event_loop import per_loop_resource
+from aiordma._event_loop.driver import Driver
 from aiordma.errors import RejectedError
+from aiordma.mr_pool import Region
 from aiordma.verbs import ProtectionDomain, live, open_device
 
 from .connection_factory import ConnectionFactory, check_alive, echo, ends, yield_loop
@@ -111,6 +114,44 @@ async def test_connection_garbage_collected_in_another_thread_is_closed(
             await asyncio.to_thread(kept.clear)
         await ends(server.recv(), ConnectionBrokenError)
         await server.close()
+
+
+@one_loop
+async def test_region_garbage_collected_in_another_thread_is_closed(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is released in the loop's thread."""
+    release, threads = Driver.release, set()
+
+    def record(driver: Driver) -> None:
+        threads.add(threading.get_ident())
+        release(driver)
+
+    monkeypatch.setattr(Driver, "release", record)
+    before = live()
+    memory = bytearray(64)
+    async with factory.pair() as (client, _):
+        kept = [client.register(memory)]
+    with pytest.warns(ResourceWarning, match="Region of 64 bytes .* was not closed"):
+        await asyncio.to_thread(kept.clear)
+    memory.extend(b"!")
+    await yield_loop(3)
+    assert live() == before
+    assert threads == {threading.get_ident()}
+
+
+def test_open_region_ends_with_its_loop(factory: ConnectionFactory) -> None:
+    memory = bytearray(64)
+
+    async def main() -> Region:
+        async with factory.pair() as (client, _):
+            return client.register(memory)
+
+    before = live()
+    region = asyncio.run(main())
+    memory.extend(b"!")
+    assert live() == before
+    region.close()
 
 
 async def test_dropped_listener_frees_its_port_and_disconnects_pending_clients(
