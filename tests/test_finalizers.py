@@ -38,6 +38,7 @@ FINALIZERS: dict[str, Callable[..., None]] = {
     "Stream": blocking.Stream.__del__,
     "DmabufRegion": dmabuf.DmabufRegion.__del__,
     "Buffer": mr_pool.Buffer.__del__,
+    "Region": mr_pool.Region.__del__,
     "_RegistrationUse": registration_cache._RegistrationUse._retire,
     "Registration": mr_pool.Registration._retire,
     "DmabufRegistration": dmabuf.DmabufRegistration._retire,

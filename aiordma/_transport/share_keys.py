@@ -1,16 +1,19 @@
 """The key of a share, which is only valid on the queue pair of its connection.
 
-It is the key of a type 2 memory window that is bound on the connection's send queue. If the device
-cannot create such a window, it is the key of a memory region. That key is valid on every queue pair
-of the protection domain, so any connection of the loop whose peer knows it can use it.
+It is the key of a type 2 memory window that is bound on the connection's send queue. The window is
+bound to the registration that the memory already has, so that sharing does not register it again.
+If the device or the registration does not support windows, the key is that of a separate memory
+region. That key is valid on every queue pair of the protection domain, so any connection of the
+loop whose peer knows it can use it.
 
 The design follows from these facts:
 
 - Freeing a window ends its key immediately, even during an operation of the peer.
 - A bind is processed in order with other work of the send queue. If it finds that its window is
   gone, it fails and ends the connection. A window whose bind is in progress is therefore
-  invalidated right after the bind and then freed. The peer is told of a share only after its bind
-  (`ready`).
+  invalidated right after the bind and then freed. The key pins the memory until then, because a
+  registration cannot end while a window is bound to it. The peer is told of a share only after its
+  bind (`ready`).
 - Only the loop processes the completion of a bind. While the loop is busy, a bind that seems to be
   in progress has most likely completed. At the end of a lease, the window is therefore freed
   anyway, after a pause (`GRACE`) in which a running loop would have closed it as above.
@@ -19,7 +22,6 @@ The design follows from these facts:
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Callable
 from typing import cast
 
@@ -30,13 +32,8 @@ from .._datapath.rail import SendQueue
 from .._datapath.windows import BindRequest, Window
 from .._datapath.work_queue import WorkRequest
 from .._event_loop.futures import settle
-from ..errors import VerbsError
 from ..mr_pool import LocalMemory, MemoryPool
-
-# The kernel does not allow windows on read-only memory (EFAULT) or on a dma-buf (EINVAL). See
-# ib_umem_get and UVERBS_METHOD_REG_DMABUF_MR in Linux. A share of such memory uses the key of a
-# memory region instead.
-WINDOWS_UNSUPPORTED = frozenset({errno.EFAULT, errno.EINVAL})
+from ..verbs._memory.memory_region import in_domain
 
 GRACE = 0.01
 """The time after a lease, in seconds, for the loop to close a key whose bind is in progress."""
@@ -114,17 +111,22 @@ class ShareKey:
 class WindowKey(ShareKey):
     """A share key that uses a type 2 memory window."""
 
-    def __init__(self, queue: SendQueue, mr: verbs.MemoryRegion, rights: Rights) -> None:
+    def __init__(
+        self, queue: SendQueue, mr: verbs.MemoryRegion, memory: LocalMemory, rights: Rights
+    ) -> None:
         self._queue = queue
         self._window = Window(mr.pd.alloc_mw(verbs.MWType.TYPE_2))
+        self._memory = memory
         self._rights = rights
         self._in_flight: set[WorkRequest] = set()
-        self._closing = self._expired = False
+        self._closing = self._expired = self._freed = False
+        self._pins_memory = False  # only between `close` and `_free`
         self._bind: Bind | None = None  # None once the device has finished the bind
         super().__init__(mr)
+        self.address, self.length = memory.address, len(memory)
 
     def _begin(self) -> None:
-        self._bind = bind = Bind(self, self._window, self._mr, int(self._rights))
+        self._bind = bind = Bind(self, self._window, self._mr, self._memory, int(self._rights))
         self.rkey = bind.next_key
         self._in_flight.add(bind)
         self._queue.post(bind)
@@ -135,7 +137,7 @@ class WindowKey(ShareKey):
 
     @property
     def closed(self) -> bool:
-        return self._closing or self._expired or self._mr.closed
+        return self._closing or self._expired or self._freed
 
     def on_finished(self, work: WorkRequest) -> None:
         """Remove a finished request. If none remains and the key is closing, free the window."""
@@ -144,14 +146,14 @@ class WindowKey(ShareKey):
             self._bind = None
         self._settle_ready(None)
         if self._closing and not self._in_flight:
-            self._free()
+            self._free_and_unpin()
 
     def failed(self, error: BaseException) -> None:
         """Fail `ready` with `error`, and free the window if the key is closing."""
         self._bind = None
         self._settle_ready(error)
         if self._closing:
-            self._free()  # windows must be freed before their queue pair is destroyed
+            self._free_and_unpin()  # windows must be freed before their queue pair is destroyed
 
     def try_end(self) -> bool:
         if self._in_flight:
@@ -171,7 +173,7 @@ class WindowKey(ShareKey):
         if self._closing:
             return
         self._closing = True
-        if self._mr.closed:  # the lease thread has ended the key
+        if self._freed:  # the lease thread has ended the key
             return
         if self._in_flight and not self._queue.failed:
             self._queue.withdraw(self._in_flight.copy())
@@ -182,10 +184,19 @@ class WindowKey(ShareKey):
         elif not self._in_flight or self._queue.failed:
             self._free()
         # Otherwise, the send queue is full, and `on_finished` frees the window after the bind.
+        if not self._freed:
+            self._memory.root.pinned.pin()
+            self._pins_memory = True
 
     def _free(self) -> None:
         self._window.close()
-        self._mr.close()
+        self._freed = True
+
+    def _free_and_unpin(self) -> None:
+        self._free()
+        if self._pins_memory:
+            self._pins_memory = False
+            self._memory._unpin()
 
 
 class KeyRequest:
@@ -206,8 +217,15 @@ class KeyRequest:
 class Bind(KeyRequest, BindRequest):
     """A request that binds a key's window."""
 
-    def __init__(self, key: WindowKey, window: Window, mr: verbs.MemoryRegion, access: int) -> None:
-        super().__init__(OperationKind.BIND, window, mr, mr.addr, mr.length, access)
+    def __init__(
+        self,
+        key: WindowKey,
+        window: Window,
+        mr: verbs.MemoryRegion,
+        memory: LocalMemory,
+        access: int,
+    ) -> None:
+        super().__init__(OperationKind.BIND, window, mr, memory.address, len(memory), access)
         self.key = key
 
 
@@ -222,17 +240,9 @@ class Invalidation(KeyRequest, WorkRequest):
 def make_key(pool: MemoryPool, queue: SendQueue, memory: LocalMemory, rights: Rights) -> ShareKey:
     """Create a key for local memory, using a window if possible."""
     flags = access_flags(rights)
-    if pool.has_windows:
-        local = flags & verbs.AccessFlags.LOCAL_WRITE
-        try:
-            mr = memory._expose(pool.pd, local | verbs.AccessFlags.MW_BIND, 0, len(memory))
-        except VerbsError as error:
-            if error.errno not in WINDOWS_UNSUPPORTED:
-                raise
-        else:
-            try:
-                return WindowKey(queue, mr, rights)
-            except BaseException:
-                mr.close()
-                raise
+    mr: verbs.MemoryRegion | None = getattr(memory.root.pinned, "region", None)  # None: a dma-buf
+    if pool.has_windows and mr is not None and len(memory):
+        needed = flags & verbs.AccessFlags.LOCAL_WRITE | verbs.AccessFlags.MW_BIND
+        if mr.access & needed == needed:
+            return WindowKey(queue, in_domain(mr, pool.pd), memory, rights)
     return ShareKey(memory._expose(pool.pd, flags, 0, len(memory)))

@@ -14,7 +14,7 @@ import pytest
 from aiordma import MemoryPool, Region, verbs
 from aiordma._datapath.keys import ReadKeys
 from aiordma._memory.registration_cache import RegistrationCache
-from aiordma.errors import VerbsError
+from aiordma.errors import BufferStateError, VerbsError
 from aiordma.mr_pool import SLAB_SIZE, LocalMemory, Registration
 from aiordma.verbs._memory.memory_region import in_domain
 
@@ -94,6 +94,9 @@ def test_second_registration_is_removed_when_the_first_domain_closes(
         region = pd.reg_mr(bytearray(SIZE))
         in_domain(region, other)
         assert registered(other) == 1
+    assert registered(other) == 0
+    with pytest.raises(BufferStateError, match="is closed"):
+        in_domain(region, other)
     assert registered(other) == 0
 
 

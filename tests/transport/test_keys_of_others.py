@@ -237,6 +237,11 @@ async def test_read_only_memory_can_be_shared_for_reading(factory: ConnectionFac
                     await client.read(remote, got)
                     assert got == pattern(4096)
                     share.revoke()
+                    with pytest.raises(ValueError, match="cannot register a read-only"):
+                        server.share(region, access=Rights.WRITE)
+                    with pytest.raises(ValueError, match="at least 1 byte long"):
+                        server.share(region[:0])
+            await check_alive(client, server)
         mapped.close()
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from aiordma import Config, Connection, mr_pool, verbs
+from aiordma import Config, Connection, Rights, mr_pool, verbs
 from aiordma._datapath import keys
+from aiordma._event_loop import per_loop_resource
+from aiordma.errors import VerbsError
 from aiordma.verbs._memory.memory_region import reg_mr
 
-from .connection_factory import ConnectionFactory, pattern, yield_loop
+from .connection_factory import ConnectionFactory, give, pattern, yield_loop
 from .inside import figures
 from .marks import one_loop
 
@@ -112,6 +116,78 @@ async def test_registered_regions_are_not_registered_again(
                 assert back.view == data
                 del registrations[:1]
             assert not registrations
+
+
+async def test_sharing_does_not_register_registered_memory_again(
+    factory: ConnectionFactory, registrations: list[Registered]
+) -> None:
+    async with factory.pair(CONFIG) as (client, server):
+        with server.register(bytearray(pattern(LONG))) as region, server.alloc(LONG) as buffer:
+            buffer.view[:] = region.view
+            registrations.clear()
+            for memory in (region, region[: LONG // 2], buffer, buffer[LONG // 2 :]):
+                share, remote = await give(server, client, memory)
+                with client.alloc(len(memory)) as got:
+                    await client.read(remote[:], got)
+                    assert got.view == memory.view
+                share.revoke()
+            assert not registrations
+
+
+@one_loop
+async def test_memory_is_registered_when_it_does_not_support_windows(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel does not allow windows on read-only memory. A share uses a region key instead."""
+    reg = verbs.ProtectionDomain.reg_mr
+
+    def refuse(self: verbs.ProtectionDomain, memory: Any, access: Any = None) -> Any:
+        if access is not None and access & verbs.AccessFlags.MW_BIND:
+            raise VerbsError(errno.EFAULT, "ibv_reg_mr")
+        return reg(self, memory, access)
+
+    async with factory.pair() as (client, server):
+        monkeypatch.setattr(verbs.ProtectionDomain, "reg_mr", refuse)
+        with server.register(pattern(64)) as region:
+            share, remote = await give(server, client, region, Rights.READ)
+            got = bytearray(64)
+            await client.read(remote[:], got)
+            assert got == pattern(64)
+            share.revoke()
+        refuse_all = mock.Mock(side_effect=VerbsError(errno.ENOMEM, "ibv_reg_mr"))
+        monkeypatch.setattr(verbs.ProtectionDomain, "reg_mr", refuse_all)
+        with pytest.raises(VerbsError):
+            server.register(bytearray(64))
+        assert refuse_all.call_count == 1
+
+
+@one_loop
+async def test_region_works_on_connections_opened_after_its_own_has_closed(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open region keeps the device open, even while there is no connection."""
+    monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 0)
+    before = verbs.live()
+    memory = bytearray(LONG)
+    async with factory.pair(CONFIG) as (client, _):
+        region = client.register(memory)
+    await yield_loop(3)
+    with pytest.raises(BufferError):
+        memory.extend(b"!")
+    async with factory.pair(CONFIG) as (client, server):
+        with server.alloc(LONG) as buffer:
+            buffer.view[:] = pattern(LONG)
+            _, remote = await give(server, client, buffer)
+            await client.read(remote[:], region)
+            assert memory == pattern(LONG)
+            share, own = await give(client, server, region)
+            await server.write(bytes(8), own[:8])
+            assert memory[:9] == bytes(8) + pattern(LONG)[8:9]
+            share.revoke()
+    region.close()
+    await yield_loop(3)
+    memory.extend(b"!")
+    assert verbs.live() == before
 
 
 async def test_memoryview_is_registered_once_for_repeated_transfers(

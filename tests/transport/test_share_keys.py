@@ -141,6 +141,22 @@ async def test_read_is_refused_when_the_share_was_revoked_before_binding(
 
 
 @one_loop
+async def test_region_stays_registered_until_the_bind_of_a_revoked_share_is_processed(
+    factory: ConnectionFactory,
+) -> None:
+    async with factory.pair() as (client, server):
+        memory = bytearray(8)
+        async with stopped(client, server, "in the send queue") as go_on:
+            region = server.register(memory)
+            server.share(region).revoke()
+            region.close()
+            with pytest.raises(BufferError):
+                memory.extend(b"!")
+            await go_on()
+        memory.extend(b"!")
+
+
+@one_loop
 async def test_share_is_revoked_when_lease_expires_before_bind_is_processed(
     factory: ConnectionFactory,
 ) -> None:

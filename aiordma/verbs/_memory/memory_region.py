@@ -391,8 +391,10 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
 
     If ``region`` is already in ``pd``, it is returned. Otherwise, the first call registers a new
     region, and later calls reuse it. The new region is closed when ``region`` or ``pd`` is closed.
-    The function raises the same exceptions as :meth:`ProtectionDomain.reg_pointer`.
+    The function raises the same exceptions as :meth:`ProtectionDomain.reg_pointer`, and
+    BufferStateError if ``region`` is closed.
     """
+    region.pointer  # noqa: B018 - raises if the region is closed
     if region.pd is pd:
         return region
     copy = region.elsewhere.get(pd)
