@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -90,13 +91,6 @@ async def test_read_only_memory_is_sent(pair: Pair) -> None:
     source = np.frombuffer(bytes(range(256)) * 4096, dtype="u1")
     received = (await transfer(pair, {"x": to_serialize(source)}))["x"]
     assert np.array_equal(received, source)
-
-
-async def test_one_gibibyte_array_is_received_intact(pair: Pair) -> None:
-    source = np.ones(1 << 27)
-    received = (await transfer(pair, {"x": to_serialize(source)}))["x"]
-    assert received.nbytes == 1 << 30
-    assert (received == 1).all()
 
 
 async def test_comm_forwards_serialized_objects_without_deserializing() -> None:
@@ -259,15 +253,18 @@ async def test_comm_can_be_aborted_from_another_thread(pair: Pair) -> None:
         await theirs.read()
 
 
-async def test_comm_keeps_no_reference_to_a_received_array(pair: Pair) -> None:
+async def test_comm_keeps_no_reference_to_a_received_array() -> None:
+    with dask.config.set({"distributed.comm.rdma.kept-memory": 0}):
+        pair = await connected({}, {})
     received = (await transfer(pair, {"x": to_serialize(np.ones(MIN_LONG_FRAME))}))["x"]
-    await transfer(pair[::-1], "something else")
-    memory = get_host_array(received)
+    memory = weakref.ref(get_host_array(received))
+    assert memory() is not None
     del received
+    await asyncio.sleep(0)  # the loop drops the callback that delivered the result of `gather`
     gc.collect()
-    assert gc.get_referrers(memory) == [] or not any(
-        isinstance(holder, aiordma.Connection | RDMA) for holder in gc.get_referrers(memory)
-    )
+    assert memory() is None
+    for comm in pair:
+        await comm.close()
 
 
 # ---- listeners ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 from typing import Any
 
 import dask
@@ -107,13 +108,29 @@ async def test_memory_released_in_another_thread_is_reused() -> None:
     assert address(frames.lend(SIZE)) == at
 
 
-def test_lent_memory_is_usable_after_the_event_loop_closes() -> None:
-    async def lend() -> memoryview:
-        return new().lend(SIZE)
+@pytest.mark.parametrize("loop_state", ["closed", "deleted"])
+def test_lent_memory_is_usable_and_freed_after_the_event_loop_closes(loop_state: str) -> None:
+    frames: FrameMemory | None = None
 
-    frame = asyncio.run(lend())
-    frame[-1] = 1
-    del frame
+    async def lend() -> memoryview:
+        nonlocal frames
+        frames = new()
+        return frames.lend(SIZE)
+
+    with asyncio.Runner() as runner:
+        frame = runner.run(lend())
+        loop = weakref.ref(runner.get_loop())
+        kept = runner.get_loop() if loop_state == "closed" else None
+    gc.collect()
+    assert loop() is kept
+    frame[:] = bytes(range(256)) * (SIZE // 256)
+    assert frame == bytes(range(256)) * (SIZE // 256)
+    assert frames is not None
+    ((_, block),) = frames._lent.values()
+    freed = weakref.ref(block.obj)
+    del block, frame
+    assert freed() is None
+    assert not frames._lent
 
 
 @pytest.mark.parametrize(

@@ -96,14 +96,6 @@ def test_configured_encryption_applies_unless_security_overrides_it() -> None:
             encrypts(Security(auth=KEY, encrypt=False, require_encryption=True))
 
 
-async def test_unencrypted_peer_is_rejected_when_encryption_is_configured(serve: Serve) -> None:
-    with dask.config.set({f"{SETTINGS}.encrypt": True}):
-        listener = await serve(echo, **Security(auth=KEY).get_listen_args("scheduler"))
-    in_clear = Security(auth=KEY, encrypt=False).get_connection_args("worker")
-    with pytest.raises(FatalCommClosedError, match="security settings"):
-        await connect(listener.contact_address, timeout=100, **in_clear)
-
-
 async def test_certificates_protect_the_bootstrap(serve: Serve) -> None:
     """Certificates must come from the same authority, but need not name 127.0.0.1."""
     security = distributed.Security.temporary()

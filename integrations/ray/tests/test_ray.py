@@ -22,6 +22,7 @@ import ray_aiordma
 import torch
 from ray.exceptions import GetTimeoutError, RayDirectTransportError, RayTaskError
 from ray.experimental import set_target_for_ref, wait_tensor_freed
+from ray.experimental.rdt.util import get_tensor_transport_manager, get_transport_data_type
 from ray_aiordma import transport
 
 import aiordma
@@ -318,7 +319,12 @@ def test_unsupported_tensors_are_rejected_with_advice() -> None:
 
 
 def test_register_can_be_called_twice() -> None:
+    kinds = {transport.Transport: torch.Tensor, transport.NumpyTransport: np.ndarray}
+    before = [get_tensor_transport_manager(kind.name) for kind in kinds]
     ray_aiordma.register()
+    assert [get_tensor_transport_manager(kind.name) for kind in kinds] == before
+    assert [type(manager) for manager in before] == [*kinds]
+    assert [get_transport_data_type(kind.name) for kind in kinds] == [*kinds.values()]
 
 
 def test_warning_is_logged_when_an_actor_lacks_tensor_transport(

@@ -185,16 +185,21 @@ async def test_stream_pauses_when_the_subscriber_is_slow(server: Server) -> None
             assert message["data"] == value(512 << 10, number)
 
 
-async def test_client_is_usable_after_a_command_is_cancelled(server: Server) -> None:
+async def test_cancelled_command_is_withdrawn_from_the_server(server: Server) -> None:
     """The client drops the connection, and opens another one for the next command."""
-    async with client(server) as one:
+    async with client(server) as one, client(server) as other:
+        number = await one.client_id()
         waiting = asyncio.create_task(one.blpop("nothing"))
-        while not int((await one.info("clients"))["blocked_clients"]):
+        while not int((await other.info("clients"))["blocked_clients"]):
             pass
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert await one.ping()
+        while int((await other.info("clients"))["blocked_clients"]):
+            pass
+        await other.rpush("nothing", "an element")
+        assert await one.lpop("nothing") == b"an element"
+        assert await one.client_id() != number
 
 
 @pytest.mark.parametrize("blocked", [True, False], ids=["waiting", "idle"])
