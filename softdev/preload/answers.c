@@ -24,34 +24,37 @@ static int print_text(char *text, const char *format, ...)
 	return length < TEXT_SIZE ? length : -EOVERFLOW;
 }
 
-/* Begin the definition of an answer function that does not use `index`. */
-#define ANSWER(name)                                                                               \
+/* Begin the definition of the function that writes the text of a file in /sys (`answer` in
+ * preload.h). The file belongs to device `number` and has no `index`. */
+#define SYSFS_TEXT(name)                                                                           \
 	int answer_##name(char *text, int number __attribute__((unused)),                          \
 			  unsigned int index __attribute__((unused)))
 
-#define CONSTANT(name, value)                                                                      \
-	ANSWER(name)                                                                               \
+/* Define the function of a file that has the same text for every device. */
+#define CONSTANT_SYSFS_TEXT(name, value)                                                           \
+	SYSFS_TEXT(name)                                                                           \
 	{                                                                                          \
 		return print_text(text, "%s\n", value);                                            \
 	}
 
-CONSTANT(verbs_abi, "6")
-CONSTANT(driver_abi, "1")
-CONSTANT(hca_type, "aiordma")
-CONSTANT(node_type, "1: CA")
-CONSTANT(link_layer, "Ethernet")
-CONSTANT(rate, "200 Gb/sec (4X HDR)") /* active_width and active_speed of ibv_query_port(3) */
-CONSTANT(pkey, "0xffff")
-CONSTANT(zero, "0")
-CONSTANT(zero_hex, "0x0")
-CONSTANT(numa_node, "-1") /* no NUMA node */
+CONSTANT_SYSFS_TEXT(verbs_abi, "6")
+CONSTANT_SYSFS_TEXT(driver_abi, "1")
+CONSTANT_SYSFS_TEXT(hca_type, "aiordma")
+CONSTANT_SYSFS_TEXT(node_type, "1: CA")
+CONSTANT_SYSFS_TEXT(link_layer, "Ethernet")
+/* active_width and active_speed of ibv_query_port(3) */
+CONSTANT_SYSFS_TEXT(rate, "200 Gb/sec (4X HDR)")
+CONSTANT_SYSFS_TEXT(pkey, "0xffff")
+CONSTANT_SYSFS_TEXT(zero, "0")
+CONSTANT_SYSFS_TEXT(zero_hex, "0x0")
+CONSTANT_SYSFS_TEXT(numa_node, "-1") /* no NUMA node */
 
-ANSWER(node_number)
+SYSFS_TEXT(node_number)
 {
 	return print_text(text, "%d:%d\n", NODE_MAJOR, NODE_MINOR + number);
 }
 
-ANSWER(name)
+SYSFS_TEXT(name)
 {
 	return print_text(text, "embedded%d\n", number);
 }
@@ -69,6 +72,7 @@ int preload_devices(void)
 
 /* ---- the device ------------------------------------------------------------------------------ */
 
+/* Returns a device. It stays valid after the lock is released, because devices are never freed. */
 static struct soft_hca *hca_at(int number)
 {
 	soft_lock();
@@ -78,28 +82,28 @@ static struct soft_hca *hca_at(int number)
 	return hca;
 }
 
-static void query(int number, struct ibv_device_attr *attr)
+static void query_device(int number, struct ibv_device_attr *attr)
 {
 	/* The device need not be open, because the attributes are the same for every context. */
-	struct ibv_context closed = {.device = &hca_at(number)->device};
+	struct ibv_context closed_context = {.device = &hca_at(number)->device};
 
-	soft_ibv_query_device(&closed, attr);
+	soft_ibv_query_device(&closed_context, attr);
 }
 
-ANSWER(fw_ver)
+SYSFS_TEXT(fw_ver)
 {
 	struct ibv_device_attr attr;
 
-	query(number, &attr);
+	query_device(number, &attr);
 	return print_text(text, "%s\n", attr.fw_ver);
 }
 
-ANSWER(guid)
+SYSFS_TEXT(guid)
 {
 	struct ibv_device_attr attr;
 	uint8_t raw[8];
 
-	query(number, &attr);
+	query_device(number, &attr);
 	memcpy(raw, &attr.node_guid, sizeof(raw));
 	return print_text(text, "%02x%02x:%02x%02x:%02x%02x:%02x%02x\n", raw[0], raw[1], raw[2],
 			  raw[3], raw[4], raw[5], raw[6], raw[7]);
@@ -107,15 +111,15 @@ ANSWER(guid)
 
 /* ---- processors: all of them ----------------------------------------------------------------- */
 
-ANSWER(cpu_list)
+SYSFS_TEXT(cpu_list)
 {
 	long count = sysconf(_SC_NPROCESSORS_CONF);
 
 	return count > 1 ? print_text(text, "0-%ld\n", count - 1) : print_text(text, "0\n");
 }
 
-/* Words of 32 processors, highest first. */
-ANSWER(cpu_mask)
+/* Write the bit mask of all processors like the kernel, as words of 32 bits, highest first. */
+SYSFS_TEXT(cpu_mask)
 {
 	long count = sysconf(_SC_NPROCESSORS_CONF);
 	int length = 0;
@@ -131,7 +135,7 @@ ANSWER(cpu_mask)
 
 /* ---- the port -------------------------------------------------------------------------------- */
 
-ANSWER(lid)
+SYSFS_TEXT(lid)
 {
 	return print_text(text, "0x%x\n", soft_links->lid(hca_at(number)));
 }
@@ -146,17 +150,17 @@ static bool is_down(int number)
 	return down;
 }
 
-ANSWER(state)
+SYSFS_TEXT(state)
 {
 	return print_text(text, "%s\n", is_down(number) ? "1: DOWN" : "4: ACTIVE");
 }
 
-ANSWER(phys_state)
+SYSFS_TEXT(phys_state)
 {
 	return print_text(text, "%s\n", is_down(number) ? "3: Disabled" : "5: LinkUp");
 }
 
-ANSWER(cap_mask)
+SYSFS_TEXT(cap_mask)
 {
 	return print_text(text, "0x%08x\n", IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS);
 }
@@ -180,6 +184,7 @@ static int find_gid(int number, unsigned int index, struct soft_gid *gid)
 	return rc;
 }
 
+/* Write the address of a GID table entry. Like the kernel, show an empty entry as zeros. */
 int answer_gid(char *text, int number, unsigned int index)
 {
 	struct soft_gid entry;
@@ -192,7 +197,7 @@ int answer_gid(char *text, int number, unsigned int index)
 	return 40;
 }
 
-/* Like the kernel, return EINVAL if the GID table entry is empty. */
+/* Write the type of a GID table entry. Like the kernel, return EINVAL if the entry is empty. */
 int answer_gid_type(char *text, int number, unsigned int index)
 {
 	struct soft_gid entry;
@@ -200,6 +205,7 @@ int answer_gid_type(char *text, int number, unsigned int index)
 	return find_gid(number, index, &entry) ? -EINVAL : print_text(text, "RoCE v2\n");
 }
 
+/* Write the network interface of a GID table entry. */
 int answer_gid_ndev(char *text, int number, unsigned int index)
 {
 	struct soft_gid entry;

@@ -66,9 +66,12 @@ static int fail(int error)
 	return -1;
 }
 
-static bool look_up_if_ours(int dirfd, const char *path, bool follow, struct place *place)
+/* Look up `path` if its beginning is that of a device's path, and return whether it was looked up.
+ * The path can still lead elsewhere. The C library must then be called with place->dirfd and
+ * place->real. */
+static bool look_up_candidate(int dirfd, const char *path, bool follow, struct place *place)
 {
-	if (!preload_may_be_ours(dirfd, path))
+	if (!preload_may_be_device_path(dirfd, path))
 		return false;
 	preload_look_up(dirfd, path, follow, place);
 	return true;
@@ -98,7 +101,7 @@ static off_t size_of(const struct place *place)
 	case PATH_LINK:
 		return (off_t)strlen(place->target);
 	case PATH_TEXT:
-		return TEXT_SIZE;
+		return TEXT_SIZE; /* sysfs also reports a page for every file */
 	default:
 		return 0;
 	}
@@ -129,7 +132,7 @@ static int stat_at(int dirfd, const char *path, struct stat *status, int flags)
 {
 	struct place place;
 
-	if (!look_up_if_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+	if (!look_up_candidate(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
 		return NEXT(fstatat)(dirfd, path, status, flags);
 	if (place.entry)
 		return fill_stat(&place, status);
@@ -175,9 +178,9 @@ PUBLIC int statx(int dirfd, const char *path, int flags, unsigned int mask, stru
 {
 	struct place place;
 
-	if (!look_up_if_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+	if (!look_up_candidate(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
 		return NEXT(statx)(dirfd, path, flags, mask, status);
-	if (!place.entry)
+	if (!place.entry) /* a directory, or a path that leads to a real file */
 		return NEXT(statx)(place.dirfd, place.real, flags, mask, status);
 	*status = (struct statx){
 		.stx_mask = STATX_TYPE | STATX_MODE | STATX_NLINK | STATX_UID | STATX_GID |
@@ -201,9 +204,9 @@ static int access_at(int dirfd, const char *path, int mode, int flags)
 {
 	struct place place;
 
-	if (!look_up_if_ours(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+	if (!look_up_candidate(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
 		return NEXT(faccessat)(dirfd, path, mode, flags);
-	if (!place.entry) /* a folder, or a path that leads to a real file */
+	if (!place.entry) /* a directory, or a path that leads to a real file */
 		return NEXT(faccessat)(place.dirfd, place.real, mode, flags);
 	if ((mode & X_OK) || ((mode & W_OK) && place.kind != PATH_NODE))
 		return fail(EACCES);
@@ -217,14 +220,14 @@ PUBLIC int faccessat(int dirfd, const char *path, int mode, int flags)
 
 PUBLIC int access(const char *path, int mode)
 {
-	if (!preload_may_be_ours(AT_FDCWD, path))
+	if (!preload_may_be_device_path(AT_FDCWD, path))
 		return NEXT(access)(path, mode);
 	return access_at(AT_FDCWD, path, mode, 0);
 }
 
 PUBLIC int euidaccess(const char *path, int mode)
 {
-	if (!preload_may_be_ours(AT_FDCWD, path))
+	if (!preload_may_be_device_path(AT_FDCWD, path))
 		return NEXT(euidaccess)(path, mode);
 	return access_at(AT_FDCWD, path, mode, AT_EACCESS);
 }
@@ -236,17 +239,17 @@ PUBLIC int eaccess(const char *path, int mode)
 
 /* Fail with `error` if the path is a file of the device. These files do not have extended
  * attributes, but `ls -l` asks for them. Returns 0 for any other path, and the caller then calls
- * the C library. */
-static ssize_t fail_if_ours(const char *path, bool follow, int error, struct place *place)
+ * the C library with place->real, which is left unchanged if the path is not looked up. */
+static ssize_t fail_if_device_file(const char *path, bool follow, int error, struct place *place)
 {
-	return look_up_if_ours(AT_FDCWD, path, follow, place) && place->entry ? fail(error) : 0;
+	return look_up_candidate(AT_FDCWD, path, follow, place) && place->entry ? fail(error) : 0;
 }
 
 PUBLIC ssize_t getxattr(const char *path, const char *name, void *value, size_t size)
 {
 	struct place place = {.real = path};
 
-	return fail_if_ours(path, true, ENODATA, &place)
+	return fail_if_device_file(path, true, ENODATA, &place)
 		       ?: NEXT(getxattr)(place.real, name, value, size);
 }
 
@@ -254,7 +257,7 @@ PUBLIC ssize_t lgetxattr(const char *path, const char *name, void *value, size_t
 {
 	struct place place = {.real = path};
 
-	return fail_if_ours(path, false, ENODATA, &place)
+	return fail_if_device_file(path, false, ENODATA, &place)
 		       ?: NEXT(lgetxattr)(place.real, name, value, size);
 }
 
@@ -264,6 +267,7 @@ PUBLIC ssize_t lgetxattr(const char *path, const char *name, void *value, size_t
 #define MFD_NOEXEC_SEAL 8u /* since Linux 6.3; the sysctl vm.memfd_noexec may require it */
 #endif
 
+/* Create memory that can be sealed. Kernels before 6.3 reject MFD_NOEXEC_SEAL with EINVAL. */
 static int create_memfd(const char *name, unsigned int close_on_exec)
 {
 	int fd = memfd_create(name, MFD_NOEXEC_SEAL | close_on_exec);
@@ -289,6 +293,8 @@ static int open_pipe(const char *text, size_t length, int close_on_exec)
 	return ends[0];
 }
 
+/* Open a sysfs file of the device. Its text is generated now and sealed against changes. Returns a
+ * descriptor to read it from, or -1 with errno set. */
 static int open_text(const struct place *place, int flags)
 {
 	const char *name = strrchr(place->path, '/') + 1;
@@ -321,19 +327,19 @@ static int open_at(int dirfd, const char *path, int flags, mode_t mode)
 	struct place place;
 	int fd;
 
-	if (!look_up_if_ours(dirfd, path, !(flags & O_NOFOLLOW), &place))
+	if (!look_up_candidate(dirfd, path, !(flags & O_NOFOLLOW), &place))
 		return NEXT(openat)(dirfd, path, flags, mode);
 	switch (place.kind) {
 	case PATH_TEXT:
 		return open_text(&place, flags);
 	case PATH_NODE:
-		return fail(ENXIO);
+		return fail(ENXIO); /* the error of a node without a driver */
 	case PATH_LINK:
 		return fail(ELOOP);
 	default:
 		fd = NEXT(openat)(place.dirfd, place.real, flags, mode);
 		if (fd >= 0 && place.kind == PATH_FOLDER)
-			preload_gave_out_folder();
+			preload_remember_opened_directory();
 		return fd;
 	}
 }
@@ -398,7 +404,7 @@ PUBLIC FILE *fopen(const char *path, const char *mode)
 {
 	struct place place;
 
-	if (!look_up_if_ours(AT_FDCWD, path, true, &place))
+	if (!look_up_candidate(AT_FDCWD, path, true, &place))
 		return NEXT(fopen)(path, mode);
 	return place.entry ? open_stream(&place, mode) : NEXT(fopen)(place.real, mode);
 }
@@ -409,14 +415,14 @@ PUBLIC FILE *fopen(const char *path, const char *mode)
  * to this library. Returns NULL and sets errno to ENOTDIR if the path is a file of the device. */
 static const char *folder_path(const char *path, struct place *place)
 {
-	if (!look_up_if_ours(AT_FDCWD, path, true, place))
+	if (!look_up_candidate(AT_FDCWD, path, true, place))
 		return path;
 	if (place->entry) {
 		errno = ENOTDIR;
 		return NULL;
 	}
 	if (place->kind == PATH_FOLDER)
-		preload_gave_out_folder();
+		preload_remember_opened_directory();
 	return place->real;
 }
 
@@ -463,9 +469,9 @@ static ssize_t read_link_at(int dirfd, const char *path, char *text, size_t size
 	struct place place;
 	size_t length;
 
-	if (!look_up_if_ours(dirfd, path, false, &place))
+	if (!look_up_candidate(dirfd, path, false, &place))
 		return NEXT(readlinkat)(dirfd, path, text, size);
-	if (!place.entry)
+	if (!place.entry) /* a directory, or a path that leads to a real file */
 		return NEXT(readlinkat)(place.dirfd, place.real, text, size);
 	if (place.kind != PATH_LINK || !size)
 		return fail(EINVAL);
@@ -502,7 +508,7 @@ PUBLIC char *realpath(const char *path, char *resolved)
 {
 	struct place place;
 
-	if (!look_up_if_ours(AT_FDCWD, path, true, &place))
+	if (!look_up_candidate(AT_FDCWD, path, true, &place))
 		return NEXT(realpath)(path, resolved);
 	if (place.kind == PATH_ELSEWHERE)
 		return NEXT(realpath)(place.real, resolved);

@@ -29,7 +29,7 @@ static const struct entry entries[] = {
 enum { ENTRIES = sizeof(entries) / sizeof(entries[0]), MAX_LINKS = 8 };
 
 /* The top directories of the table. Some of the files in them may belong to the system. */
-static const char *const roots[] = {
+static const char *const device_roots[] = {
 	"/sys/class/infiniband",
 	"/sys/class/infiniband_verbs",
 	"/dev/infiniband",
@@ -47,28 +47,31 @@ static const char *path_after(const char *path, const char *folder)
 	return path + length;
 }
 
-static bool is_below_roots(const char *path)
+/* Returns whether the path is one of `device_roots` or lies below one. */
+static bool is_below_device_roots(const char *path)
 {
-	for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++)
-		if (path_after(path, roots[i]))
+	for (size_t i = 0; i < sizeof(device_roots) / sizeof(device_roots[0]); i++)
+		if (path_after(path, device_roots[i]))
 			return true;
 	return false;
 }
 
 /* ---- relative names -------------------------------------------------------------------------- */
 
-static atomic_bool gave_out_folder;
+/* whether the program has opened one of the device's directories */
+static atomic_bool opened_device_directory;
 
-void preload_gave_out_folder(void)
+void preload_remember_opened_directory(void)
 {
-	atomic_store_explicit(&gave_out_folder, true, memory_order_relaxed);
+	atomic_store_explicit(&opened_device_directory, true, memory_order_relaxed);
 }
 
 /* The directory that replaces "/": next to this library and without symbolic links, as the kernel
  * names the directories of open descriptors. */
 static char tree_root[512];
 
-__attribute__((constructor)) static void find_top(void)
+/* Set `tree_root` to the directory "tree" next to this library. It stays empty if there is none. */
+__attribute__((constructor)) static void find_tree_root(void)
 {
 	char folder[PATH_MAX], real[PATH_MAX];
 	const char *slash;
@@ -84,14 +87,15 @@ __attribute__((constructor)) static void find_top(void)
 		strcpy(tree_root, real);
 }
 
-/* Convert a name relative to one of our directories to an absolute path. */
+/* Convert a name relative to the open directory `dirfd` to the absolute path that the program knows
+ * it by. Returns false if this directory does not replace one of the device's directories. */
 static bool make_absolute(int dirfd, const char *path, char *absolute, size_t size)
 {
 	char self[32], folder[4096];
 	const char *rest;
 	ssize_t length;
 
-	if (dirfd < 0 || !atomic_load_explicit(&gave_out_folder, memory_order_relaxed))
+	if (dirfd < 0 || !atomic_load_explicit(&opened_device_directory, memory_order_relaxed))
 		return false;
 	snprintf(self, sizeof(self), "/proc/self/fd/%d", dirfd);
 	length = readlink(self, folder, sizeof(folder) - 1);
@@ -101,26 +105,31 @@ static bool make_absolute(int dirfd, const char *path, char *absolute, size_t si
 	rest = *tree_root ? path_after(folder, tree_root) : NULL;
 	if (!rest || !*rest)
 		return false;
-	while (*++rest >= '0' && *rest <= '9') /* the directory for this number of devices */
+	/* Skip a directory named after the number of devices (tree.py). If there is none, go back to
+	 * the slash. */
+	while (*++rest >= '0' && *rest <= '9')
 		;
 	rest -= rest[-1] == '/';
 	return (size_t)snprintf(absolute, size, "%s%s%s", rest, *path ? "/" : "", path) < size;
 }
 
-bool preload_may_be_ours(int dirfd, const char *path)
+bool preload_may_be_device_path(int dirfd, const char *path)
 {
 	if (!path)
 		return false;
 	if (path[0] != '/')
 		return dirfd >= 0 && *path &&
-		       atomic_load_explicit(&gave_out_folder, memory_order_relaxed);
-	return (path[1] == 's' || path[1] == 'd') && is_below_roots(path);
+		       atomic_load_explicit(&opened_device_directory, memory_order_relaxed);
+	/* The device only has paths in /sys and /dev, so one letter rules out most other paths. */
+	return (path[1] == 's' || path[1] == 'd') && is_below_device_roots(path);
 }
 
 /* ---- the walk -------------------------------------------------------------------------------- */
 
-/* Replace the names of device `*number` in a path by those of device `new_number`. If `*number` is
- * negative, it is set from the first name. Returns false if the path names different devices. */
+/* Replace the names of device `*number` in a path, such as "embedded1" and "uverbs1001", by those
+ * of device `new_number`. This converts paths from and to those of device 0, because the table
+ * contains no others. If `*number` is negative, it is set from the first name. Returns false if the
+ * path names different devices. */
 static bool rename_device(const char *from, char *to, size_t size, int *number, int new_number)
 {
 	static const struct {
@@ -155,9 +164,9 @@ static bool rename_device(const char *from, char *to, size_t size, int *number, 
 	return !*from && length < size;
 }
 
-/* Find the entry for a path of the first device. In an entry's path, # matches any index. Store
- * this index in `index`, or 0 if the entry does not contain #. */
-static const struct entry *entry_of_first(const char *path, unsigned int *index)
+/* Find the table's entry for a path of the first device. In an entry's path, # matches any index.
+ * Store this index in `index`, or 0 if the entry does not contain #. */
+static const struct entry *find_first_device_entry(const char *path, unsigned int *index)
 {
 	*index = 0;
 	for (int i = 0; i < ENTRIES; i++) {
@@ -174,7 +183,7 @@ static const struct entry *entry_of_first(const char *path, unsigned int *index)
 				continue;
 			unsigned long number = strtoul(path + length, &end, 10);
 
-			if (*end || number > 254)
+			if (*end || number > 254) /* the last index of the GID table */
 				continue;
 			*index = (unsigned int)number;
 			return &entries[i];
@@ -183,27 +192,31 @@ static const struct entry *entry_of_first(const char *path, unsigned int *index)
 	return NULL;
 }
 
-/* Find the entry with a path for any device. */
-static const struct entry *entry_at(const char *path, int *number, unsigned int *index)
+/* Find the table's entry for a path of any device, and the number of this device. */
+static const struct entry *find_entry(const char *path, int *number, unsigned int *index)
 {
-	char first[sizeof(((struct place *)0)->path)];
+	char first_device_path[sizeof(((struct place *)0)->path)];
 
 	*number = -1;
-	if (!is_below_roots(path) || !rename_device(path, first, sizeof(first), number, 0))
+	if (!is_below_device_roots(path) ||
+	    !rename_device(path, first_device_path, sizeof(first_device_path), number, 0))
 		return NULL;
 	*number = *number < 0 ? 0 : *number;
-	return entry_of_first(first, index);
+	return find_first_device_entry(first_device_path, index);
 }
 
-static bool is_folder(const char *whole)
+/* Returns whether the path is a directory of the device. The table does not list directories, but
+ * the entries below them. */
+static bool is_device_directory(const char *path)
 {
-	char path[sizeof(((struct place *)0)->path)];
+	char first_device_path[sizeof(((struct place *)0)->path)];
 	int number = -1;
 
-	if (!is_below_roots(whole) || !rename_device(whole, path, sizeof(path), &number, 0))
+	if (!is_below_device_roots(path) ||
+	    !rename_device(path, first_device_path, sizeof(first_device_path), &number, 0))
 		return false;
 	for (int i = 0; i < ENTRIES; i++) {
-		const char *rest = path_after(entries[i].path, path);
+		const char *rest = path_after(entries[i].path, first_device_path);
 
 		if (rest && *rest)
 			return true;
@@ -222,16 +235,16 @@ static void append(char *path, size_t size, const char *name, size_t length)
 /* Get the target of a link for the device with this number. */
 static void find_target(const struct entry *link, int number, char *target, size_t size)
 {
-	int first = 0;
+	int first_device = 0;
 
-	rename_device(link->target, target, size, &first, number);
+	rename_device(link->target, target, size, &first_device, number);
 }
 
 /* Append a component to a path, or remove the last one for "..". Returns true and sets `target` if
- * the result is a link. Sets `changed` if ".." leaves one of our directories, because the system
- * may lack this directory and cannot resolve the original path then. */
+ * the result is a link. Sets `use_resolved_path` if ".." leaves one of the device's directories,
+ * because the system may lack this directory and cannot resolve the original path then. */
 static bool append_component(char *path, size_t size, const char *name, size_t length,
-			     bool *changed, char *target, size_t target_size)
+			     bool *use_resolved_path, char *target, size_t target_size)
 {
 	int number;
 	unsigned int index;
@@ -242,22 +255,23 @@ static bool append_component(char *path, size_t size, const char *name, size_t l
 		return false;
 	if (length == 2 && name[0] == '.' && name[1] == '.') {
 		slash = strrchr(path, '/');
-		*changed |= is_folder(path);
+		*use_resolved_path |= is_device_directory(path);
 		if (slash)
 			*slash = '\0';
 		return false;
 	}
 	append(path, size, name, length);
-	entry = entry_at(path, &number, &index);
+	entry = find_entry(path, &number, &index);
 	if (!entry || entry->kind != PATH_LINK)
 		return false;
 	find_target(entry, number, target, target_size);
 	return true;
 }
 
-/* Resolve dots and the links of the table, and store the result in place->path. Returns false if
- * the path is too long or has too many links. */
-static bool walk(const char *name, bool follow, struct place *place, bool *changed)
+/* Resolve dots and the device's links, and store the result in place->path. Sets
+ * `use_resolved_path` if the system cannot resolve the original name, because it lacks the device's
+ * files. Returns false if the path is too long or has too many links. */
+static bool walk(const char *name, bool follow, struct place *place, bool *use_resolved_path)
 {
 	char todo[sizeof(place->path)];
 	char rest[sizeof(todo)];
@@ -268,15 +282,16 @@ static bool walk(const char *name, bool follow, struct place *place, bool *chang
 	strcpy(todo, name);
 	for (char *at = todo; *(at += strspn(at, "/"));) {
 		size_t length = strcspn(at, "/");
-		bool link = append_component(place->path, sizeof(place->path), at, length, changed,
-					     place->target, sizeof(place->target));
+		bool link =
+			append_component(place->path, sizeof(place->path), at, length,
+					 use_resolved_path, place->target, sizeof(place->target));
 
 		at += length;
 		if (!link || (!*at && !follow))
 			continue;
 		strcpy(rest, at);
 		*strrchr(place->path, '/') = '\0';
-		*changed = true;
+		*use_resolved_path = true;
 		if (++links > MAX_LINKS || (size_t)snprintf(todo, sizeof(todo), "%s%s",
 							    place->target, rest) >= sizeof(todo))
 			return false;
@@ -290,34 +305,36 @@ static bool walk(const char *name, bool follow, struct place *place, bool *chang
 void preload_look_up(int dirfd, const char *name, bool follow, struct place *place)
 {
 	char absolute[sizeof(place->path)];
-	bool changed = false;
+	bool use_resolved_path = false;
 
 	*place = (struct place){.kind = PATH_ELSEWHERE, .real = name, .dirfd = dirfd};
 	if (name[0] != '/') {
 		if (!make_absolute(dirfd, name, absolute, sizeof(absolute)))
 			return;
 		name = absolute;
-		changed = true;
+		use_resolved_path = true;
 	}
-	if (!walk(name, follow, place, &changed))
+	if (!walk(name, follow, place, &use_resolved_path))
 		return;
-	place->entry = entry_at(place->path, &place->number, &place->index);
+	place->entry = find_entry(place->path, &place->number, &place->index);
 	if (place->entry) {
 		place->kind = place->entry->kind;
 		if (place->kind == PATH_LINK)
 			find_target(place->entry, place->number, place->target,
 				    sizeof(place->target));
-	} else if (*tree_root && is_folder(place->path)) {
-		char listing[16] = "";
+	} else if (*tree_root && is_device_directory(place->path)) {
+		char device_count[16] = "";
 
-		for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++)
-			if (!strcmp(place->path, roots[i]))
-				snprintf(listing, sizeof(listing), "/%d", preload_devices());
-		snprintf(place->folder, sizeof(place->folder), "%s%s%s", tree_root, listing,
+		/* The roots list all devices, so they exist once for each number of devices. */
+		for (size_t i = 0; i < sizeof(device_roots) / sizeof(device_roots[0]); i++)
+			if (!strcmp(place->path, device_roots[i]))
+				snprintf(device_count, sizeof(device_count), "/%d",
+					 preload_devices());
+		snprintf(place->folder, sizeof(place->folder), "%s%s%s", tree_root, device_count,
 			 place->path);
 		place->kind = PATH_FOLDER;
 		place->real = place->folder;
-	} else if (changed) {
+	} else if (use_resolved_path) {
 		place->real = place->path;
-	} /* unchanged, because its dots may follow links of the system */
+	} /* Otherwise, pass the original name on. Its dots may follow links of the system. */
 }

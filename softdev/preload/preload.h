@@ -43,16 +43,17 @@ struct entry {
 	unsigned int minor; /* minor number of a node */
 };
 
+/* The result of looking up a path. */
 struct place {
 	enum kind kind;
-	const struct entry *entry; /* entry of a link, node or text */
+	const struct entry *entry; /* entry of a link, node or text; NULL for other paths */
 	int number; /* number of the device */
 	unsigned int index; /* index of a text */
 	char target[256]; /* target of a link */
 	int dirfd; /* directory of `real` if `real` is relative */
 	const char *real; /* path to pass to the C library */
 	char path[512]; /* path without links and dots, as programs see it */
-	char folder[1280];
+	char folder[1280]; /* path of the directory that replaces a directory of the device */
 };
 
 /* Implement every rsockets call by failing with EOPNOTSUPP. The arguments are ignored. The result
@@ -61,12 +62,12 @@ long preload_refuse_rsocket(void);
 /* Returns the number of devices. */
 int preload_devices(void);
 /* Returns false if the beginning of the path shows that it does not belong to the device. */
-bool preload_may_be_ours(int dirfd, const char *path);
+bool preload_may_be_device_path(int dirfd, const char *path);
 /* Look up a path. If the path ends with a link and `follow` is true, look up the link's target. */
 void preload_look_up(int dirfd, const char *path, bool follow, struct place *place);
 /* Remember that the program has opened one of the device's directories. From now on, names relative
  * to a descriptor are looked up as well. */
-void preload_gave_out_folder(void);
+void preload_remember_opened_directory(void);
 
 #define LINK(path, target)
 #define NODE(path, minor)

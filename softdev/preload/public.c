@@ -164,6 +164,7 @@ PUBLIC void ibv_free_buf(struct ibv_buf *buf)
 	free(buf);
 }
 
+/* Returns whether `attr` asks to register a range of this buffer, in the buffer's own PD. */
 static bool is_of_buffer(const struct ibv_buf *buf, const struct ibv_pd *pd,
 			 const struct ibv_mr_init_attr *attr)
 {

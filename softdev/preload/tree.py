@@ -27,6 +27,7 @@ LISTED = 32
 
 
 def of_device(path: str, number: int) -> str:
+    """Return the path of another device's file for a path of the first device."""
     return path.replace("embedded0", f"embedded{number}").replace(
         "uverbs1000", f"uverbs{1000 + number}"
     )
@@ -43,21 +44,24 @@ def paths(header: str) -> Iterator[str]:
 
 
 def files(header: str) -> Iterator[str]:
+    """Generate the paths of the files to create, for every device and every number of devices."""
     for path in paths(header):
-        is_listed = not path.startswith(ROOT)
+        lists_devices = not path.startswith(ROOT)
         for number in range(DEVICES if of_device(path, 1) != path else 1):
-            if is_listed:
-                for count in range(number + 1, DEVICES + 1):
-                    yield f"/{count}{of_device(path, number)}"
+            if lists_devices:
+                for device_count in range(number + 1, DEVICES + 1):
+                    yield f"/{device_count}{of_device(path, number)}"
             else:
                 for index in range(1 if number or "#" not in path else LISTED):
                     yield of_device(path, number).replace("#", str(index))
-    for count in range(1, DEVICES + 1):
-        for number in range(count):
-            yield f"/{count}{ROOT}/embedded{number}/.link"
+    # A device's own directory exists only once, so the listing of ROOT contains a link to it.
+    for device_count in range(1, DEVICES + 1):
+        for number in range(device_count):
+            yield f"/{device_count}{ROOT}/embedded{number}/.link"
 
 
 def main(header: str, folder: str) -> None:
+    """Replace ``folder`` with the directories and empty files for the table in ``header``."""
     shutil.rmtree(folder, ignore_errors=True)
     for name in files(header):
         file = Path(folder + name)

@@ -13,7 +13,8 @@ struct soft_qp;
  * pair to RTR, the queue pair immediately adopts the id's stream. */
 bool soft_cm_handle_rtr(struct soft_qp *qp);
 
-/* Implements `withdrawn` of abi/device_calls.h. */
+/* Returns whether the peer has withdrawn the connection request of this id, which the application
+ * has not accepted yet. Implements `withdrawn` of abi/device_calls.h. */
 int soft_cm_withdrawn(struct rdma_cm_id *application);
 
 /* Functions for sending MADs through queue pair 1, which only some kinds of link have. MADs may be

@@ -18,6 +18,8 @@ static bool is_unreachable(int error)
 	       error == EHOSTDOWN || error == ENETDOWN;
 }
 
+/* Fail the id and report why. If the connection was refused, or closed before the peer had sent any
+ * message, report the rejection that the peer's CM would send for a port without a listener. */
 static void connect_failed(struct soft_cm_id *id, int error)
 {
 	const struct soft_cm_message no_listener = {.type = SOFT_CM_REJ,
@@ -46,6 +48,9 @@ static int send_rtu(struct soft_cm_id *id)
 	return soft_cm_link_send(id->link, &ready);
 }
 
+/* Handle REP: move the queue pair to RTS, send RTU and complete the handshake. If the application
+ * manages its queue pair itself, only report CONNECT_RESPONSE, and leave the rest to
+ * rdma_establish(3). Returns false if the link may have been freed. */
 static bool handle_rep(struct soft_cm_id *id, const struct soft_cm_message *reply)
 {
 	int error;
@@ -60,7 +65,7 @@ static bool handle_rep(struct soft_cm_id *id, const struct soft_cm_message *repl
 	id->initiator_depth = soft_cm_depth(reply->responder_resources, SOFT_MAX_RD_ATOMIC);
 	id->rnr_retry_count = reply->rnr_retry_count;
 	soft_cm_link_clear_deadline(id->link);
-	soft_cm_await_adoption(id);
+	soft_cm_await_adoption(id); /* let the queue pair take over the stream when it is in RTR */
 	if (!soft_cm_qp(id)) {
 		id->state = SOFT_CM_RESPONDED;
 		soft_cm_report(id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, reply);
@@ -132,6 +137,8 @@ static int connect_id(struct soft_cm_id *id, const struct rdma_conn_param *param
 	id->is_initiator = true;
 	id->retry_count = request.retry_count;
 	error = soft_cm_link_connect(id, soft_device.cm->carrier, &calls, &request);
+	/* If the link was opened or the host is unreachable, the call succeeds, and the failure is
+	 * reported as an event. */
 	if (!error || !(id->link || is_unreachable(error)))
 		return error;
 	connect_failed(id, error);
@@ -145,9 +152,9 @@ int soft_rdma_connect(struct rdma_cm_id *application, struct rdma_conn_param *co
 
 	if (!id)
 		return -1;
-	error = soft_cm_datagrams(id) ? soft_cm_sidr_request(id, conn_param)
-				      : connect_id(id, conn_param);
-	return soft_cm_leave(error) ? -1 : soft_cm_complete(id);
+	error = soft_cm_is_datagram_id(id) ? soft_cm_sidr_request(id, conn_param)
+					   : connect_id(id, conn_param);
+	return soft_cm_leave(error) ? -1 : soft_cm_wait_if_synchronous(id);
 }
 
 /* Send RTU and complete the handshake for a queue pair that the application manages. */

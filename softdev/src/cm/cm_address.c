@@ -141,7 +141,7 @@ int soft_cm_port_error(const struct sockaddr *address, int type, int error)
 static int open_bound_socket(const struct soft_cm_id *id, const struct sockaddr *address,
 			     bool v6_only, int *result)
 {
-	int type = soft_cm_datagrams(id) ? SOCK_DGRAM : SOCK_STREAM;
+	int type = soft_cm_is_datagram_id(id) ? SOCK_DGRAM : SOCK_STREAM;
 	int fd = socket(address->sa_family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	int error = 0;
 
@@ -162,7 +162,7 @@ static int open_bound_socket(const struct soft_cm_id *id, const struct sockaddr 
 static int reserve_simulated(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
-	int type = soft_cm_datagrams(id) ? SOCK_DGRAM : SOCK_STREAM, fd;
+	int type = soft_cm_is_datagram_id(id) ? SOCK_DGRAM : SOCK_STREAM, fd;
 	union ibv_gid own;
 
 	if (!soft_cm_is_any(address) &&
@@ -285,21 +285,22 @@ static int find_source(const struct sockaddr *target, const struct sockaddr *wan
 	int error = 0;
 
 	soft_gid_from_sockaddr(&gid, target);
+	/* A loopback source can reach only this host. */
 	if (wanted && soft_gid_from_sockaddr(&own, wanted) && soft_gid_is_loopback(&own))
 		error = soft_gid_route(&own, &gid);
 	if (error)
 		return error;
-	if (network) {
-		const bool inside = soft_gid_is_on_this_host(&gid);
+	if (network) { /* this host is simulated */
+		const bool is_on_this_host = soft_gid_is_on_this_host(&gid);
 		const int device = network->device_to(&gid);
 
-		if (!inside && device < 0)
+		if (!is_on_this_host && device < 0)
 			return ENETUNREACH;
-		own = inside ? gid : network->address(device);
+		own = is_on_this_host ? gid : network->address(device);
 		if (wanted && !soft_cm_is_any(wanted))
 			soft_gid_from_sockaddr(&own, wanted);
 		soft_gid_to_sockaddr(&own, &own, 0, source);
-		return inside || network->device_to(&own) == device ? 0 : EINVAL;
+		return is_on_this_host || network->device_to(&own) == device ? 0 : EINVAL;
 	}
 	int fd = socket(target->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
@@ -353,6 +354,7 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 		if (error)
 			return error;
 	}
+	/* From here on, `source` is the address to which the id is bound, or NULL. */
 	source = id->state == SOFT_CM_BOUND ? &addresses->src_addr : NULL;
 	if (source && source->sa_family != destination->sa_family)
 		return EINVAL;
@@ -366,7 +368,7 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 		error = soft_cm_bind(id, (struct sockaddr *)&local);
 		if (error)
 			return error;
-	} else if (soft_cm_is_any(&addresses->src_addr)) {
+	} else if (soft_cm_is_any(&addresses->src_addr)) { /* keep only the port */
 		*port_in((struct sockaddr *)&local) = port_of(&addresses->src_addr);
 		memcpy(&addresses->src_storage, &local, sizeof(local));
 	}
@@ -392,9 +394,11 @@ int soft_rdma_resolve_addr(struct rdma_cm_id *application, struct sockaddr *src_
 	id = soft_cm_enter_device(application);
 	if (!id || soft_cm_leave_device(resolve(id, src_addr, dst_addr)))
 		return -1;
-	return soft_cm_complete(id);
+	return soft_cm_wait_if_synchronous(id);
 }
 
+/* Report that the route is resolved. There is nothing to look up and no timeout, because the device
+ * uses the host's IP routes. */
 int soft_rdma_resolve_route(struct rdma_cm_id *application, int timeout_ms)
 {
 	struct soft_cm_id *id = soft_cm_enter(application);
@@ -408,7 +412,7 @@ int soft_rdma_resolve_route(struct rdma_cm_id *application, int timeout_ms)
 		error = soft_cm_report(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0, NULL);
 	if (!error)
 		id->state = SOFT_CM_ROUTE_RESOLVED;
-	return soft_cm_leave(error) ? -1 : soft_cm_complete(id);
+	return soft_cm_leave(error) ? -1 : soft_cm_wait_if_synchronous(id);
 }
 
 /* ---- addresses of a connected socket ------------------------------------------------------ */

@@ -59,7 +59,8 @@ static bool handle_message(struct soft_cm_link *link, const struct soft_cm_messa
 	return false;
 }
 
-static const struct soft_cm_link_calls calls = {.message = handle_message, .failed = failed};
+static const struct soft_cm_link_calls kept_link_calls = {.message = handle_message,
+							  .failed = failed};
 
 /* Send DREQ, except on a stream. On a stream, the peer may not be ready for DREQ because it still
  * waits for RTU, and it detects the disconnect when the stream is closed. */
@@ -109,7 +110,7 @@ static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 	const struct soft_cm_carrier *carrier = id->link->carrier;
 	int error = 0;
 
-	id->link->calls = &calls;
+	id->link->calls = &kept_link_calls;
 	id->keeps_link = !qp || !carrier->hand_over;
 	if (!id->keeps_link) {
 		soft_list_remove(&id->awaiting_adoption);
@@ -119,6 +120,7 @@ static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 		error = carrier->hand_over(id, qp);
 	if (!id->keeps_link)
 		id->link = NULL;
+	/* If the handover itself has broken the stream, link_down has already reported it. */
 	if (error && id->state == SOFT_CM_CONNECTED) {
 		soft_cm_detach(id);
 		disconnected(id, error);
@@ -204,7 +206,7 @@ static int disconnect(struct soft_cm_id *id)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_DISCONNECT);
 
-	if (soft_cm_datagrams(id)) {
+	if (soft_cm_is_datagram_id(id)) {
 		if (!error) /* there is no connection to end */
 			soft_cm_qp_error(id);
 		return error;
@@ -223,6 +225,7 @@ int soft_rdma_disconnect(struct rdma_cm_id *application)
 	bool event;
 	int error;
 
+	/* Do not close a descriptor that the application has closed and may have reused. */
 	soft_engine_check_descriptors();
 	id = soft_cm_enter(application);
 	if (!id)
@@ -232,9 +235,11 @@ int soft_rdma_disconnect(struct rdma_cm_id *application)
 	event = id->synchronous && soft_cm_has_event(id);
 	if (soft_cm_leave(error))
 		return -1;
-	return event ? soft_cm_complete(id) : 0;
+	return event ? soft_cm_wait_if_synchronous(id) : 0;
 }
 
+/* Complete rdma_notify(3), by which the application says that its queue pair has received data
+ * (COMM_EST). The peer has therefore sent RTU, although the RTU has not arrived yet. */
 static int notify(struct soft_cm_id *id, enum ibv_event_type event)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_NOTIFY);

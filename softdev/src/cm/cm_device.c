@@ -20,14 +20,16 @@ void soft_cm_keep_device(bool keep)
 	soft_device.cm->keep_device = keep;
 }
 
-static int open_context(struct soft_cm_device *device, struct ibv_device *of)
+/* Open the device's context and allocate its protection domain. Once only this protection domain is
+ * left in the context, soft_cm_device_sweep can close it. */
+static int open_context(struct soft_cm_device *device, struct ibv_device *ibv_device)
 {
 	memset(&device->own, 0, sizeof(device->own));
-	int error = soft_context_start(&device->own, of);
+	int error = soft_context_start(&device->own, ibv_device);
 
 	if (error)
 		return error;
-	device->own.on_only_pd_left = soft_cm_device_sweep;
+	device->own.on_only_cm_pd_left = soft_cm_device_sweep;
 	device->pd = soft_ibv_alloc_pd(&device->own.extended.context);
 	if (!device->pd) {
 		soft_context_stop(&device->own);
@@ -90,6 +92,8 @@ void soft_cm_device_put(void)
 	soft_cm_device_sweep();
 }
 
+/* Close the device's context if nothing uses it, that is, if its only child is the connection
+ * manager's own protection domain. */
 static void sweep(struct soft_cm_device *device)
 {
 	bool unused;

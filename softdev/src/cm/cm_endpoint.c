@@ -3,13 +3,13 @@
 
 enum { RESOLVE_MS = 2000 };
 
-int soft_cm_complete(struct soft_cm_id *id)
+int soft_cm_wait_if_synchronous(struct soft_cm_id *id)
 {
 	const struct rdma_cm_event *event;
 
 	if (!id->synchronous)
 		return 0;
-	soft_cm_ack_event(id);
+	soft_cm_ack_event(id); /* the event of the previous call */
 	if (soft_rdma_get_cm_event(id->id.channel, &id->id.event))
 		return -1;
 	event = id->id.event;
@@ -32,21 +32,23 @@ static int make_active(struct rdma_cm_id *id, struct rdma_addrinfo *res, struct 
 	return soft_rdma_create_qp(id, pd, attr);
 }
 
+/* Bind the id to the address to listen on. Keep the attributes with which rdma_get_request(3) is to
+ * create the queue pairs of requests. */
 static int make_passive(struct rdma_cm_id *id, struct rdma_addrinfo *res, struct ibv_pd *pd,
 			const struct ibv_qp_init_attr *attr)
 {
-	struct soft_cm_id *own = soft_cm_id_of(id);
+	struct soft_cm_id *listener = soft_cm_id_of(id);
 
 	if (soft_rdma_bind_addr(id, res->ai_src_addr))
 		return -1;
 	if (!attr)
 		return 0;
-	own->request_attr = malloc(sizeof(*own->request_attr));
-	if (!own->request_attr)
+	listener->request_attr = malloc(sizeof(*listener->request_attr));
+	if (!listener->request_attr)
 		return soft_cm_fail(ENOMEM);
-	*own->request_attr = *attr;
-	own->request_attr->qp_type = (enum ibv_qp_type)res->ai_qp_type;
-	own->request_pd = pd;
+	*listener->request_attr = *attr;
+	listener->request_attr->qp_type = (enum ibv_qp_type)res->ai_qp_type;
+	listener->request_pd = pd;
 	return 0;
 }
 

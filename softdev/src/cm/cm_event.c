@@ -30,6 +30,9 @@ struct rdma_event_channel *soft_rdma_create_event_channel(void)
 	return &channel->channel;
 }
 
+/* Close the channel, and free the channel destroyed before it. The channel itself is kept until the
+ * next one is destroyed, because a thread may only now enter rdma_get_cm_event(3) for it
+ * (begin_reading). */
 static void free_channel(struct soft_cm_channel *channel)
 {
 	struct soft_cm_channel *previous;
@@ -49,22 +52,23 @@ static void free_channel(struct soft_cm_channel *channel)
 void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 {
 	struct soft_cm_channel *channel;
-	struct soft_node orphans;
+	struct soft_node dropped_requests;
 
 	if (!application)
 		return;
 	channel = soft_cm_channel_of(application);
+	/* Do not close a descriptor that the application has closed and may have reused. */
 	soft_engine_check_descriptors();
 	if (channel->fork_generation != soft_engine_fork_generation())
 		return; /* a forked child must not free its parent's channel */
-	soft_list_init(&orphans);
+	soft_list_init(&dropped_requests);
 	soft_lock();
 	soft_list_drain (struct soft_cm_id, id, &channel->ids, in_channel) {
 		soft_list_remove(&id->in_channel);
-		soft_cm_id_cancel(id, &orphans);
+		soft_cm_id_cancel(id, &dropped_requests);
 		id->id.channel = NULL;
 	}
-	soft_cm_free_orphans(&orphans);
+	soft_cm_free_dropped_requests(&dropped_requests);
 	channel->destroyed = true;
 	bool unused = channel->active_readers == 0;
 
@@ -95,7 +99,7 @@ static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_me
 				   .private_data = message->private_data,
 				   .private_data_len = message->private_data_len};
 
-	if (soft_cm_datagrams(id)) {
+	if (soft_cm_is_datagram_id(id)) {
 		soft_cm_fill_vector(id, &ud.ah_attr);
 		fill_ud(event, &ud);
 		return;
@@ -115,6 +119,8 @@ static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_me
 					    message->private_data_len);
 }
 
+/* Queue an event for the application. `event_id` is the id that the event concerns. `owner` is the
+ * same id, except for a request, whose event belongs to the listener. Returns 0 or ENOMEM. */
 static int report(struct soft_cm_id *owner, struct soft_cm_id *event_id,
 		  enum rdma_cm_event_type type, int status, const struct soft_cm_message *message,
 		  const struct rdma_ud_param *ud)
@@ -180,7 +186,7 @@ bool soft_cm_has_event(const struct soft_cm_id *id)
 }
 
 void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
-			 struct soft_node *orphans)
+			 struct soft_node *dropped_requests)
 {
 	struct soft_cm_channel *channel;
 
@@ -195,7 +201,7 @@ void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
 			struct soft_cm_id *request = soft_cm_id_of(event->event.id);
 
 			soft_list_remove(&request->in_channel);
-			soft_list_append(orphans, &request->in_channel);
+			soft_list_append(dropped_requests, &request->in_channel);
 		}
 		free(event);
 	}
@@ -213,8 +219,8 @@ static struct soft_cm_event *dequeue_event(struct soft_cm_channel *channel)
 	if (!soft_list_empty(&channel->events)) {
 		event = soft_list_first(&channel->events, struct soft_cm_event, node);
 		soft_list_remove(&event->node);
-		event->owner->reported++;
-		if (event->event.listen_id) {
+		event->owner->delivered++;
+		if (event->event.listen_id) { /* a request */
 			soft_cm_id_of(event->event.id)->request_listener = NULL;
 			soft_cm_request_delivered(event->owner);
 		}
@@ -326,13 +332,13 @@ void soft_cm_ack_event(struct soft_cm_id *id)
 
 void soft_cm_wait_acknowledged(struct soft_cm_id *id)
 {
-	unsigned reported;
+	unsigned delivered;
 
 	soft_lock();
-	reported = id->reported;
+	delivered = id->delivered;
 	soft_unlock();
 	pthread_mutex_lock(&soft_device.cm->ack_mutex);
-	while (id->acked != reported)
+	while (id->acked != delivered)
 		pthread_cond_wait(&soft_device.cm->ack_cond, &soft_device.cm->ack_mutex);
 	pthread_mutex_unlock(&soft_device.cm->ack_mutex);
 }
@@ -375,7 +381,7 @@ int soft_rdma_migrate_id(struct rdma_cm_id *application, struct rdma_event_chann
 	id = soft_cm_enter(application);
 	if (!id)
 		return -1;
-	old = id->id.channel;
+	old = id->id.channel; /* NULL if the application has destroyed the channel */
 	if (!old || old == channel) {
 		soft_unlock();
 		if (synchronous)
@@ -388,7 +394,7 @@ int soft_rdma_migrate_id(struct rdma_cm_id *application, struct rdma_event_chann
 	was_synchronous = id->synchronous;
 	id->synchronous = synchronous;
 	soft_unlock();
-	if (was_synchronous) {
+	if (was_synchronous) { /* the id owned its old channel */
 		soft_cm_ack_event(id);
 		soft_rdma_destroy_event_channel(old);
 	}

@@ -55,9 +55,10 @@ static void transmit(const struct soft_cm_mad *mad, const union ibv_gid *from,
 
 /* ---- conversations ------------------------------------------------------------------------- */
 
-/* Acquire a reference to this host's open addresses, and allocate a zeroed object of `size` bytes.
- * The caller must undo both with release(). Returns NULL and sets `*error` on failure. */
-static void *hold(size_t size, int *error)
+/* Allocate a zeroed listener or conversation of `size` bytes. As long as it exists, this host's
+ * addresses stay open for MADs (soft_gsi_calls.hold). The caller must undo both with free_and_release_addresses().
+ * Returns NULL and sets `*error` on failure. */
+static void *allocate_holding_addresses(size_t size, int *error)
 {
 	void *created = NULL;
 
@@ -69,7 +70,7 @@ static void *hold(size_t size, int *error)
 	return created;
 }
 
-static void release(void *held)
+static void free_and_release_addresses(void *held)
 {
 	soft_device.cm->gsi.calls->release();
 	free(held);
@@ -98,14 +99,14 @@ static void set_peer_qpn(struct conversation *conversation, uint32_t qpn)
 
 static struct conversation *conversation_new(const struct conversation *initial, int *error)
 {
-	struct conversation *created = hold(sizeof(*created), error);
+	struct conversation *created = allocate_holding_addresses(sizeof(*created), error);
 
 	if (!created)
 		return NULL;
 	*created = *initial;
 	*error = soft_table_add(&soft_device.cm->gsi.ids, created, UINT32_MAX, &created->local_id);
 	if (*error) {
-		release(created);
+		free_and_release_addresses(created);
 		return NULL;
 	}
 	soft_cm_link_init(&created->link, &soft_cm_gsi);
@@ -129,7 +130,7 @@ static void end(struct soft_cm_link *link)
 	soft_list_remove(&conversation->node);
 	soft_list_remove(&conversation->by_remote_id);
 	soft_list_remove(&conversation->by_peer_qpn);
-	release(conversation);
+	free_and_release_addresses(conversation);
 }
 
 static bool is_gid(const uint8_t *gid, const union ibv_gid *other)
@@ -158,7 +159,8 @@ static struct conversation *find_by_remote_id(const union ibv_gid *peer,
 }
 
 /* Returns the conversation that connects the peer's queue pair to this host, or NULL. The
- * connection may not be established yet. */
+ * connection may not be established yet. Conversations without link.calls are not considered,
+ * because they have ended and only linger, or their request is parked. */
 static struct conversation *find_by_peer_qpn(const union ibv_gid *peer, uint32_t qpn)
 {
 	struct soft_node *candidates = bucket(soft_device.cm->gsi.by_peer_qpn, peer, qpn);
@@ -171,6 +173,8 @@ static struct conversation *find_by_peer_qpn(const union ibv_gid *peer, uint32_t
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
+/* Store the GUID of the local device, which REQ, REP and some REJs contain. The owner's id knows
+ * the device, but a later message may be sent when the conversation has no owner any more. */
 static void set_guid(struct conversation *conversation)
 {
 	const struct soft_cm_id *id = conversation->link.owner;
@@ -200,6 +204,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 
 	set_guid(conversation);
 	mad.guid = conversation->guid;
+	/* For this reason only, REJ contains the GUID as additional information. */
 	mad.guid_length = message->reason == SOFT_CM_REASON_TIMEOUT ? sizeof(mad.guid) : 0;
 	mad.message.path_mtu = conversation->path_mtu;
 	memcpy(mad.source, &conversation->local, sizeof(mad.source));
@@ -249,6 +254,8 @@ static bool check_rate_limit(const union ibv_gid *from, const union ibv_gid *to)
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
+/* Returns the listener for the service ID that the request asks for, or NULL. The upper 32 bits of
+ * the rdma_cm's service IDs (service_prefix) are 0. */
 static struct listener *listener_at(const union ibv_gid *gid, const struct soft_cm_mad *mad)
 {
 	soft_list_each (struct listener, it, &soft_device.cm->gsi.listeners, node) {
@@ -257,7 +264,7 @@ static struct listener *listener_at(const union ibv_gid *gid, const struct soft_
 
 		soft_gid_from_sockaddr(&own, &id->route.addr.src_addr);
 		if (ntohs(soft_rdma_get_src_port(id)) == mad->service_port &&
-		    soft_cm_datagrams(it->listener.id) == is_sidr(mad) &&
+		    soft_cm_is_datagram_id(it->listener.id) == is_sidr(mad) &&
 		    id->ps == mad->message.port_space && !mad->service_prefix &&
 		    (is_gid(own.raw, gid) || soft_cm_is_any(&id->route.addr.src_addr)))
 			return it;
@@ -286,6 +293,8 @@ static void handle_request(const union ibv_gid *from, const union ibv_gid *to,
 		return; /* for another process, which limits the rate of its own requests */
 	if (!check_rate_limit(from, to))
 		return;
+	/* This is a retransmission. With another transaction ID, the peer reuses the communication
+	 * ID for a new request. */
 	if (existing && existing->transaction == mad->transaction) {
 		(void)soft_cm_link_received(&existing->link, &mad->message);
 		return;
@@ -368,12 +377,14 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 		return;
 	}
 	conversation = find_conversation(from, &mad);
+	/* If other processes also receive the message, the conversation may be theirs. */
 	if (!conversation) {
 		if ((mad.message.type == SOFT_CM_REP || mad.message.type == SOFT_CM_DREQ) &&
 		    !soft_device.cm->gsi.calls->is_shared(to) && check_rate_limit(from, to))
 			respond(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
 		return;
 	}
+	/* DREQ must name the queue pair of this side. */
 	if (mad.message.type == SOFT_CM_DREQ && mad.peer_qpn != conversation->qpn)
 		return;
 	/* Ignore the rejection if the peer has already sent another response. That response shows
@@ -399,7 +410,7 @@ static struct soft_cm_link *open_conversation(struct soft_cm_id *id, int *error)
 				       .peer = addresses->addr.ibaddr.dgid,
 				       .local_port = ntohs(soft_rdma_get_src_port(&id->id)),
 				       .peer_port = ntohs(soft_rdma_get_dst_port(&id->id)),
-				       .datagrams = soft_cm_datagrams(id)},
+				       .datagrams = soft_cm_is_datagram_id(id)},
 		error);
 
 	if (!created)
@@ -411,7 +422,7 @@ static struct soft_cm_link *open_conversation(struct soft_cm_id *id, int *error)
 
 static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *error)
 {
-	struct listener *created = hold(sizeof(*created), error);
+	struct listener *created = allocate_holding_addresses(sizeof(*created), error);
 
 	(void)id;
 	if (!created)
@@ -425,7 +436,7 @@ static void stop_listening(struct soft_cm_listener *listener)
 	struct listener *stopped = soft_container(listener, struct listener, listener);
 
 	soft_list_remove(&stopped->node);
-	release(stopped);
+	free_and_release_addresses(stopped);
 }
 
 static void get_addresses(const struct soft_cm_link *link, struct sockaddr_storage *local,
@@ -433,6 +444,7 @@ static void get_addresses(const struct soft_cm_link *link, struct sockaddr_stora
 {
 	const struct conversation *it = conversation_of(link);
 
+	/* If the addresses are link-local, both are on the interface of the local one. */
 	(void)soft_gid_to_sockaddr(&it->local, &it->local, it->local_port, local);
 	(void)soft_gid_to_sockaddr(&it->peer, &it->local, it->peer_port, peer);
 }

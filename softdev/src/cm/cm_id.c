@@ -76,6 +76,8 @@ void soft_cm_id_leave(struct soft_cm_id *id)
 {
 	bool waits = id->awaits_peer;
 
+	/* Subtract the id from the channel's armed_sources. The id still waits for its peer, so
+	 * soft_cm_id_join must count it in the next channel. */
 	soft_cm_id_set_awaits_peer(id, false);
 	id->awaits_peer = waits;
 	soft_list_remove(&id->in_channel);
@@ -141,11 +143,13 @@ void soft_cm_request_join(struct soft_cm_id *id)
 
 /* ---- destroying and removing -------------------------------------------------------------- */
 
+/* Move an id that has been cancelled, or whose device has been removed, to FAILED, and release its
+ * listener, link and port. */
 static void fail_id(struct soft_cm_id *id)
 {
 	soft_timer_stop(&id->timewait);
 	soft_cm_listener_close(id);
-	if (soft_cm_datagrams(id)) /* reject a pending request (IBTA 12.11) */
+	if (soft_cm_is_datagram_id(id)) /* reject a pending request (IBTA 12.11) */
 		(void)soft_cm_service_reject(id, NULL, 0);
 	soft_cm_detach(id);
 	if (id->sock >= 0)
@@ -158,19 +162,19 @@ static void fail_id(struct soft_cm_id *id)
 /* Notify the peer as the kernel's ib_cm does (IBTA 12.9). An established connection is closed.
  * During the handshake, an active side that waits for REP sends REJ with reason "timeout". Any
  * other id with a link sends REJ with reason "rejected by the consumer". */
-void soft_cm_id_cancel(struct soft_cm_id *id, struct soft_node *orphans)
+void soft_cm_id_cancel(struct soft_cm_id *id, struct soft_node *dropped_requests)
 {
 	bool awaits_rep = id->state == SOFT_CM_CONNECTING;
 
 	soft_assert_locked();
-	if (id->state == SOFT_CM_CONNECTED && !soft_cm_datagrams(id))
+	if (id->state == SOFT_CM_CONNECTED && !soft_cm_is_datagram_id(id))
 		soft_cm_close(id);
-	else if (id->link && !soft_cm_datagrams(id))
+	else if (id->link && !soft_cm_is_datagram_id(id))
 		soft_cm_reject(id, awaits_rep ? SOFT_CM_REASON_TIMEOUT : SOFT_CM_REASON_CONSUMER,
 			       NULL, 0);
 	fail_id(id);
 	soft_cm_leave_groups(id);
-	soft_cm_drop_events(id, NULL, orphans);
+	soft_cm_drop_events(id, NULL, dropped_requests);
 	if (id->attached)
 		soft_cm_device_detach(id);
 }
@@ -183,23 +187,24 @@ static void remove_id(struct soft_cm_id *id)
 	soft_cm_report(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0, NULL);
 }
 
-static void change_address(struct soft_cm_id *id)
+static void report_address_change(struct soft_cm_id *id)
 {
 	if (id->bound && id->state != SOFT_CM_FAILED)
 		soft_cm_report(id, RDMA_CM_EVENT_ADDR_CHANGE, 0, NULL);
 }
 
+/* Report the change to the ids attached to the devices in the bit mask `ports`. */
 static void port_changed(enum soft_port_change change, uint32_t ports)
 {
 	if (change == SOFT_PORT_FATAL)
 		soft_cm_device_each(ports, remove_id);
 	else if (change == SOFT_PORT_LID)
-		soft_cm_device_each(ports, change_address);
+		soft_cm_device_each(ports, report_address_change);
 }
 
 /* Initialise the connection manager's state. In a forked child, this discards the state inherited
  * from the parent. */
-static void forked(void)
+static void reset_state(void)
 {
 	struct soft_cm *cm = soft_device.cm;
 
@@ -230,6 +235,7 @@ static const struct soft_cm_limits limits = {
 	.half_open = 1024,
 };
 
+/* Create the connection manager's part of a device. */
 static void create(void)
 {
 	soft_device.cm = soft_alloc_part(sizeof(struct soft_cm));
@@ -240,7 +246,7 @@ static void create(void)
 					   .open_mutex = PTHREAD_MUTEX_INITIALIZER,
 					   .ack_mutex = PTHREAD_MUTEX_INITIALIZER,
 					   .ack_cond = PTHREAD_COND_INITIALIZER};
-	forked();
+	reset_state();
 }
 
 static pthread_mutex_t *outer(void)
@@ -262,16 +268,16 @@ const struct soft_subsystem soft_cm_subsystem = {
 	.create = create,
 	.stop = soft_cm_gsi_stop,
 	.destroy = destroy,
-	.forked = forked,
+	.forked = reset_state,
 	.port_changed = port_changed,
 	.outer = outer,
 	.leaf = leaf,
 };
 
-void soft_cm_free_orphans(struct soft_node *orphans)
+void soft_cm_free_dropped_requests(struct soft_node *dropped_requests)
 {
-	soft_list_drain (struct soft_cm_id, request, orphans, in_channel) {
-		soft_cm_id_cancel(request, orphans);
+	soft_list_drain (struct soft_cm_id, request, dropped_requests, in_channel) {
+		soft_cm_id_cancel(request, dropped_requests);
 		soft_list_remove(&request->in_channel);
 		free(request);
 	}
@@ -281,19 +287,20 @@ void soft_cm_free_orphans(struct soft_node *orphans)
 int soft_rdma_destroy_id(struct rdma_cm_id *application)
 {
 	struct soft_cm_id *id;
-	struct soft_node orphans;
+	struct soft_node dropped_requests;
 
 	if (!application)
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
+	/* Do not close a descriptor that the application has closed and may have reused. */
 	soft_engine_check_descriptors();
 	if (id->fork_generation != soft_engine_fork_generation())
 		return 0; /* a forked child must not free its parent's id */
-	soft_list_init(&orphans);
+	soft_list_init(&dropped_requests);
 	soft_lock();
-	soft_cm_id_cancel(id, &orphans);
+	soft_cm_id_cancel(id, &dropped_requests);
 	soft_list_remove(&id->in_channel);
-	soft_cm_free_orphans(&orphans);
+	soft_cm_free_dropped_requests(&dropped_requests);
 	soft_unlock();
 	soft_cm_ack_event(id);
 	soft_cm_wait_acknowledged(id);
@@ -325,7 +332,7 @@ static int set_reuse(struct soft_cm_id *id, bool reuse)
 	if (error || (!reuse && id->state != SOFT_CM_IDLE))
 		return EINVAL;
 	id->reuse = reuse;
-	return id->sock >= 0 && !soft_cm_datagrams(id)
+	return id->sock >= 0 && !soft_cm_is_datagram_id(id)
 		       ? soft_set_option(id->sock, SOL_SOCKET, SO_REUSEADDR, reuse)
 		       : 0;
 }

@@ -131,10 +131,11 @@ int soft_cm_report_request(struct soft_cm_id *listener, struct soft_cm_id *reque
 			   const struct soft_cm_message *message);
 bool soft_cm_has_event(const struct soft_cm_id *id);
 /* Drop the id's queued events. If `group` is not NULL, drop only the join events of that group.
- * Append the ids of dropped requests to `orphans` (linked by in_channel). The caller must pass the
- * list to soft_cm_free_orphans. */
+ * Append the ids of CONNECT_REQUEST events, which the application has never seen, to
+ * `dropped_requests` (linked by in_channel). The caller must pass the list to
+ * soft_cm_free_dropped_requests. */
 void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
-			 struct soft_node *orphans);
+			 struct soft_node *dropped_requests);
 /* If a synchronous call has stored an event in id->event, acknowledge the event and set id->event
  * to NULL. The caller must not hold the lock. */
 void soft_cm_ack_event(struct soft_cm_id *id);
@@ -172,7 +173,7 @@ struct soft_cm_id {
 	struct soft_node in_channel;
 	enum soft_cm_state state;
 	bool synchronous; /* the id owns its channel */
-	unsigned reported, acked; /* numbers of delivered and acknowledged events (cm_event.c) */
+	unsigned delivered, acked; /* numbers of delivered and acknowledged events (cm_event.c) */
 	bool bound; /* bound to a device */
 	bool attached; /* bound to a device, or listening on all addresses */
 	struct soft_cm_device *device; /* attached device; NULL for all devices */
@@ -231,7 +232,7 @@ static inline struct soft_cm_id *soft_cm_id_of(struct rdma_cm_id *id)
 
 /* Returns whether the id is for a datagram service. Such an id resolves addresses but has no
  * connection. */
-static inline bool soft_cm_datagrams(const struct soft_cm_id *id)
+static inline bool soft_cm_is_datagram_id(const struct soft_cm_id *id)
 {
 	return id->id.qp_type == IBV_QPT_UD;
 }
@@ -239,17 +240,23 @@ static inline bool soft_cm_datagrams(const struct soft_cm_id *id)
 /* Create an id in state IDLE. The caller must add it to a channel with soft_cm_id_join. Returns
  * NULL if out of memory. */
 struct soft_cm_id *soft_cm_id_new(enum rdma_port_space port_space, void *context);
+/* Add the id to a channel. An id that waits for its peer is counted in the channel's
+ * armed_sources. */
 void soft_cm_id_join(struct soft_cm_id *id, struct soft_cm_channel *channel);
+/* Remove the id from its channel. The caller must then add it to another channel with
+ * soft_cm_id_join. */
 void soft_cm_id_leave(struct soft_cm_id *id);
 /* Set whether the id waits for the peer. As long as any id of a channel waits, the engine serves
  * the channel without delay (soft_channel.armed_sources). */
 void soft_cm_id_set_awaits_peer(struct soft_cm_id *id, bool waits);
 
 /* Cancel the id's operations, notify the peer, drop the id's events, and move the id to state
- * FAILED. The id reports no further events. The ids of dropped requests are appended to
- * `orphans`. */
-void soft_cm_id_cancel(struct soft_cm_id *id, struct soft_node *orphans);
-void soft_cm_free_orphans(struct soft_node *orphans);
+ * FAILED. The id reports no further events. If the id is a listener, the ids of its undelivered
+ * requests are appended to `dropped_requests`. */
+void soft_cm_id_cancel(struct soft_cm_id *id, struct soft_node *dropped_requests);
+/* Cancel and free the ids of requests that the application has never seen, because their listener
+ * or its channel has been destroyed. */
+void soft_cm_free_dropped_requests(struct soft_node *dropped_requests);
 
 /* Set errno to `error`. Returns -1. */
 int soft_cm_fail(int error);
@@ -399,7 +406,7 @@ void soft_cm_listener_close(struct soft_cm_id *id);
 void soft_cm_request_delivered(struct soft_cm_id *id);
 /* Returns the maximum number of half-open handshakes. A handshake is half open until the whole REQ
  * has arrived. The same limit applies to lingering links. */
-static inline unsigned soft_cm_half_open(void)
+static inline unsigned soft_cm_max_half_open(void)
 {
 	return soft_places_limit(soft_device.cm->limits.half_open);
 }
@@ -438,7 +445,7 @@ void soft_cm_detach_groups(struct soft_cm_id *id);
 /* If the id is synchronous (rdma_create_id(3)), wait for the event that completes the call, and
  * store the event in id->event. The caller must not hold the lock. Returns 0, or -1 with errno
  * set. */
-int soft_cm_complete(struct soft_cm_id *id);
+int soft_cm_wait_if_synchronous(struct soft_cm_id *id);
 
 /* ---- cm_qp.c ------------------------------------------------------------------------------- */
 
@@ -477,10 +484,10 @@ int soft_cm_established(struct soft_cm_id *id, const struct soft_cm_message *est
 /* Register the id after REQ or REP has provided the peer's queue pair number. When a local queue
  * pair moves to RTR with that number, it adopts the id's stream (soft_cm_handle_rtr). */
 void soft_cm_await_adoption(struct soft_cm_id *id);
-/* Reserve the stream for the id's queue pair. If the queue pair is already in RTR or RTS, stop its
- * own attempt to connect to the peer. An application can move its queue pair to RTR before it
- * accepts the request. soft_cm_handle_rtr then does not find the id if the queue pair expects a
- * different PSN. */
+/* Stop the id's queue pair from connecting to the peer itself, so that it uses the id's stream once
+ * the handshake is complete. A queue pair that moves to RTR connects to its peer unless
+ * soft_cm_handle_rtr finds an id for it. It finds none if the application moves the queue pair to
+ * RTR before it accepts the request, and the queue pair expects a different PSN. */
 void soft_cm_reserve_stream(const struct soft_cm_id *id);
 /* End the id's handshake after an error. Detach the id from its link, move the id to FAILED, and
  * report the event. */

@@ -101,8 +101,9 @@ int soft_cm_link_connect(struct soft_cm_id *id, const struct soft_cm_carrier *ca
 	link->started_at = soft_now();
 	link->last_sent = *message;
 	/* Datagram services do not use MRA, so wait for the response of the peer's application. */
-	soft_cm_link_set_deadline(link, soft_cm_datagrams(id) ? soft_device.cm->limits.service_ms
-							      : soft_device.cm->limits.response_ms);
+	soft_cm_link_set_deadline(link, soft_cm_is_datagram_id(id)
+						? soft_device.cm->limits.service_ms
+						: soft_device.cm->limits.response_ms);
 	return link->carrier->send(link, message);
 }
 
@@ -164,7 +165,8 @@ static void linger(struct soft_cm_link *link)
 	struct soft_cm_link *evicted;
 
 	soft_cm_link_set_deadline(link, soft_device.cm->limits.linger_ms);
-	evicted = soft_cm_link_assign_place(link, &soft_device.cm->lingering, soft_cm_half_open());
+	evicted = soft_cm_link_assign_place(link, &soft_device.cm->lingering,
+					    soft_cm_max_half_open());
 	if (evicted)
 		evicted->carrier->end(evicted);
 }
@@ -207,7 +209,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 
 	soft_assert_locked();
 	link->highest_received = type > before ? type : before;
-	if (is_lossy && type <= before) {
+	if (is_lossy && type <= before) { /* a duplicate, or late */
 		if (expects_response(type) && link->last_sent.type > type)
 			(void)link->carrier->send(link, &link->last_sent);
 		return true;
@@ -219,6 +221,8 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 		return false;
 	}
 	if (!link->calls) { /* the link lingers, or its request is parked */
+		/* After the peer's final message, only wait for the deadline. Respond to any other
+		 * message by repeating the last one; DREP has already been sent to DREQ. */
 		if (is_one_of(type, FINAL_TYPES))
 			start_response_timer(link);
 		else if (type != SOFT_CM_DREQ)

@@ -36,12 +36,14 @@ static bool has_room(const struct soft_cm_id *id)
  * so parked requests use at most half of the descriptors. */
 static unsigned max_parked(const struct soft_cm_id *id)
 {
-	unsigned places = soft_cm_half_open();
-	unsigned limit = id->backlog < 4 * places ? id->backlog : 4 * places;
+	unsigned half_open_limit = soft_cm_max_half_open();
+	unsigned limit = id->backlog < 4 * half_open_limit ? id->backlog : 4 * half_open_limit;
 
-	return limit > places ? limit : places;
+	return limit > half_open_limit ? limit : half_open_limit;
 }
 
+/* Remove the parked request to report next. It is the oldest one, unless its network has parked
+ * more requests than its share of max_parked() (fair_share.h). */
 static struct soft_cm_link *unpark_next(struct soft_cm_listener *listener)
 {
 	struct soft_cm_link *link =
@@ -52,8 +54,8 @@ static struct soft_cm_link *unpark_next(struct soft_cm_listener *listener)
 	return link;
 }
 
-/* Park the request until it can be reported. A parked link has no owner, so it is freed when it
- * fails or receives REJ. */
+/* Park the request until the application has read enough of the listener's earlier requests
+ * (has_room). A parked link has no owner, so it is freed when it fails or receives REJ. */
 static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 {
 	struct soft_cm_link *evicted =
@@ -78,8 +80,8 @@ static uint16_t rejection_reason(const struct soft_cm_listener *listener,
 bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_link *link,
 			      const struct soft_cm_message *request)
 {
-	const struct soft_cm_message received = {.type = SOFT_CM_MRA,
-						 .service_timeout = SERVICE_TIMEOUT};
+	const struct soft_cm_message mra = {.type = SOFT_CM_MRA,
+					    .service_timeout = SERVICE_TIMEOUT};
 	uint16_t reason = rejection_reason(listener, request);
 
 	link->highest_received = request->type;
@@ -88,7 +90,8 @@ bool soft_cm_request_received(struct soft_cm_listener *listener, struct soft_cm_
 		soft_cm_link_reject(link, reason);
 		return false;
 	}
-	if (soft_cm_link_send(link, &received)) {
+	/* Tell the peer that the request has arrived and that its response may take a while. */
+	if (soft_cm_link_send(link, &mra)) {
 		link->carrier->end(link);
 		return false;
 	}
@@ -124,7 +127,7 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 static int open_listener(struct soft_cm_id *id, int backlog)
 {
 	const struct soft_cm_carrier *carrier =
-		soft_cm_datagrams(id) ? soft_device.cm->sidr_server : soft_device.cm->carrier;
+		soft_cm_is_datagram_id(id) ? soft_device.cm->sidr_server : soft_device.cm->carrier;
 	int error = 0;
 
 	id->listener = carrier->listen(id, &error);

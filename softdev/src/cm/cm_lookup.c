@@ -18,12 +18,13 @@ static bool is_datagram(const struct rdma_addrinfo *hints)
 	return hints->ai_port_space == RDMA_PS_UDP || hints->ai_port_space == RDMA_PS_IPOIB;
 }
 
-static void set_address(struct sockaddr **address, socklen_t *length, struct sockaddr_storage *room,
-			const struct sockaddr *given, socklen_t given_length)
+static void set_address(struct sockaddr **address, socklen_t *length,
+			struct sockaddr_storage *storage, const struct sockaddr *source,
+			socklen_t source_length)
 {
-	memcpy(room, given, given_length);
-	*address = (struct sockaddr *)room;
-	*length = given_length;
+	memcpy(storage, source, source_length);
+	*address = (struct sockaddr *)storage;
+	*length = source_length;
 }
 
 /* Create a result from `hints` and `found`. If no name was looked up, `found` is NULL and the

@@ -150,7 +150,7 @@ static uint64_t load(const struct soft_cm_mad *mad, const struct field *field)
 	const uint8_t *at = (const uint8_t *)mad + field->member_offset;
 
 	switch (field->size) {
-	case 0:
+	case 0: /* a field with a fixed value and no member in the struct */
 		return field->value;
 	case 1:
 		return *at;
@@ -168,7 +168,7 @@ static void store(struct soft_cm_mad *mad, const struct field *field, uint64_t v
 	uint8_t *at = (uint8_t *)mad + field->member_offset;
 
 	switch (field->size) {
-	case 0:
+	case 0: /* the sender's fixed value is ignored */
 		break;
 	case 1:
 		*at = (uint8_t)value;
@@ -255,11 +255,11 @@ void soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE
 	memset(out, 0, SOFT_MAD_SIZE);
 	memcpy(out, header, sizeof(header));
 	out[17] = attributes[message->type].attribute;
-	copy.message.qp_type -= RC;
+	copy.message.qp_type -= RC; /* the transport service type of REQ */
 	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
 		if (fields[i].types & 1u << message->type)
 			put(out, &fields[i], load(&copy, &fields[i]));
-	if (message->type == SOFT_CM_REP)
+	if (message->type == SOFT_CM_REP) /* the three bytes of the vendor ID are not adjacent */
 		for (int i = 0; i < 3; i++)
 			out[SOFT_MAD_HEADER + reply_vendor[i]] =
 				(uint8_t)(message->ece.vendor_id >> (16 - 8 * i));
@@ -310,6 +310,8 @@ bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad 
 
 /* ---- carriers that know both ends --------------------------------------------------------- */
 
+/* The GUID field, which these carriers do not need, contains the protocol version and the sender's
+ * ports. */
 void soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_MAD_SIZE])
 {
 	soft_cm_mad_encode(&(struct soft_cm_mad){.message = *message,
@@ -335,6 +337,7 @@ int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *
 	message->path_mtu = message->traffic_class = 0; /* not used by a stream */
 	if (!(REQ_OR_REP & 1u << message->type))
 		return 0;
+	/* soft_cm_encode stores the ports and the protocol version in the GUID field. */
 	message->shm_port = (uint16_t)(mad.guid >> 16);
 	message->path_port = (uint16_t)mad.guid;
 	return mad.guid >> 32 == SOFT_CM_VERSION ? 0 : EPROTONOSUPPORT;

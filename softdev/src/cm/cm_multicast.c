@@ -41,7 +41,7 @@ static int join(struct soft_cm_id *id, const struct sockaddr *address, bool send
 	struct group *group;
 	union ibv_gid gid;
 
-	if (error || !soft_cm_datagrams(id) || !id->bound)
+	if (error || !soft_cm_is_datagram_id(id) || !id->bound)
 		return EINVAL;
 	soft_gid_from_sockaddr(&gid, address);
 	if (!soft_gid_is_multicast(&gid))
@@ -73,7 +73,7 @@ int soft_rdma_join_multicast_ex(struct rdma_cm_id *application,
 	if (soft_cm_leave(join(id, attr->addr,
 			       attr->join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, context)))
 		return -1;
-	return soft_cm_complete(id);
+	return soft_cm_wait_if_synchronous(id);
 }
 
 int soft_rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void *context)
@@ -131,7 +131,7 @@ int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *a
 		soft_list_remove(&group->node);
 		other_join = find_group(id, &gid);
 		if (!other_join)
-			soft_cm_drop_events(id, &gid, NULL); /* join events never have orphans */
+			soft_cm_drop_events(id, &gid, NULL); /* no request is dropped */
 		if (attached && other_join && !other_join->send_only) { /* joined more than once */
 			other_join->attached = true;
 			attached = false;

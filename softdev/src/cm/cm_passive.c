@@ -13,6 +13,7 @@ static void failed(struct soft_cm_link *link, int error)
 		       -error, NULL);
 }
 
+/* Handle a message on a request's link, which should be RTU after rdma_accept(3). */
 static bool handle_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	static const struct soft_cm_message no_parameters; /* RTU carries no parameters */
@@ -118,6 +119,7 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 	}
 	soft_cm_reserve_stream(id);
 	soft_cm_fill_message(id, parameters, &reply);
+	/* Use shared memory only if the peer has offered it in REQ and this side can use it. */
 	if (id->shm_port && soft_links_may_use_shm())
 		reply.shm_port = soft_ip_port();
 	if (!reply.shm_port)
@@ -137,7 +139,7 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 
 /* Acknowledge the CONNECT_REQUEST event, which a synchronous id keeps until the request is accepted
  * or rejected (rdma_get_request(3)). */
-static void ack_request_event(struct soft_cm_id *id)
+static void ack_kept_request_event(struct soft_cm_id *id)
 {
 	if (id->synchronous)
 		soft_cm_ack_event(id);
@@ -150,13 +152,13 @@ int soft_rdma_accept(struct rdma_cm_id *application, struct rdma_conn_param *con
 
 	if (!id)
 		return -1;
-	error = soft_cm_datagrams(id) ? soft_cm_service_accept(id, conn_param)
-				      : accept_request(id, conn_param);
+	error = soft_cm_is_datagram_id(id) ? soft_cm_service_accept(id, conn_param)
+					   : accept_request(id, conn_param);
 	if (soft_cm_leave(error))
 		return -1;
-	if (!soft_cm_datagrams(id))
-		return soft_cm_complete(id);
-	ack_request_event(id); /* no RTU to wait for in a datagram service */
+	if (!soft_cm_is_datagram_id(id))
+		return soft_cm_wait_if_synchronous(id);
+	ack_kept_request_event(id); /* no RTU to wait for in a datagram service */
 	return 0;
 }
 
@@ -185,11 +187,12 @@ static int reject_any(struct rdma_cm_id *application, uint16_t reason, const voi
 		return -1;
 	if (!private_data)
 		private_data_len = 0;
-	error = soft_cm_datagrams(id) ? soft_cm_service_reject(id, private_data, private_data_len)
-				      : reject(id, reason, private_data, private_data_len);
+	error = soft_cm_is_datagram_id(id)
+			? soft_cm_service_reject(id, private_data, private_data_len)
+			: reject(id, reason, private_data, private_data_len);
 	if (soft_cm_leave(error))
 		return -1;
-	ack_request_event(id);
+	ack_kept_request_event(id);
 	return 0;
 }
 

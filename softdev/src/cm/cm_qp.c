@@ -189,9 +189,9 @@ static int init_qp_attr(const struct soft_cm_id *id, struct ibv_qp_attr *attr, i
 {
 	const struct ibv_qp *qp = soft_cm_qp(id);
 
-	if (!id->bound || (!soft_cm_datagrams(id) && !may_enter(id, attr->qp_state)))
+	if (!id->bound || (!soft_cm_is_datagram_id(id) && !may_enter(id, attr->qp_state)))
 		return EINVAL;
-	*mask = soft_cm_datagrams(id)
+	*mask = soft_cm_is_datagram_id(id)
 			? datagram_attributes(id, attr)
 			: fill_attributes(id, qp ? qp->qp_type : id->id.qp_type, attr);
 	return 0;
@@ -215,7 +215,7 @@ static int move_qp(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state s
 	struct ibv_qp_attr attr = {.qp_state = state};
 	int mask;
 
-	if (!soft_cm_datagrams(id))
+	if (!soft_cm_is_datagram_id(id))
 		mask = fill_attributes(id, qp->qp_type, &attr);
 	else if (state == IBV_QPS_INIT)
 		mask = datagram_attributes(id, &attr);
@@ -230,7 +230,7 @@ static int move_qp(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state s
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool peer_known)
 {
 	const enum ibv_qp_state last =
-		peer_known || soft_cm_datagrams(id) ? IBV_QPS_RTS : IBV_QPS_INIT;
+		peer_known || soft_cm_is_datagram_id(id) ? IBV_QPS_RTS : IBV_QPS_INIT;
 	int error = 0;
 
 	for (enum ibv_qp_state state = IBV_QPS_INIT; state <= last && !error; state++)

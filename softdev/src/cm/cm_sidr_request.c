@@ -27,6 +27,8 @@ static void end(struct soft_cm_link *link)
 	free(client_request);
 }
 
+/* Fail the request. If the host has refused it by an ICMP error, report the event that a SIDR_REP
+ * with status "no service" would cause, including its zero-padded private data. */
 static void failed(struct soft_cm_link *link, int error)
 {
 	static const struct soft_cm_message no_service = {.private_data_len =
@@ -37,6 +39,7 @@ static void failed(struct soft_cm_link *link, int error)
 		       is_refused ? SOFT_SIDR_NO_SERVICE : -error, is_refused ? &no_service : NULL);
 }
 
+/* Handle SIDR_REP, the response to the request, which ends the exchange. */
 static bool handle_message(struct soft_cm_link *link, const struct soft_cm_message *response)
 {
 	struct soft_cm_id *id = link->owner;
@@ -118,7 +121,7 @@ static struct soft_cm_link *connect_socket(struct soft_cm_id *id, int *error)
 			 ? errno
 			 : soft_watch(&client_request->watch, EPOLLIN);
 	if (!*error) {
-		id->sock = -1;
+		id->sock = -1; /* owned by the request now */
 		return &client_request->link;
 	}
 	free(client_request);

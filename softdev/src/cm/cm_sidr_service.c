@@ -52,6 +52,8 @@ union control {
 	uint8_t room[CMSG_SPACE(sizeof(struct in6_pktinfo))];
 };
 
+/* Free the service if its listener is closed and every request has a response. The requests may
+ * linger for longer, but then they cannot repeat their responses. */
 static void free_if_unused(struct service *service)
 {
 	if (service->has_listener)
@@ -82,6 +84,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 				.msg_control = &control};
 	union ibv_gid source;
 
+	/* The service has been freed, so a lingering request cannot repeat its response. */
 	if (!server_request->service)
 		return 0;
 	copy.number = server_request->number;
@@ -147,6 +150,7 @@ static int receive(struct service *service, struct server_request *server_reques
 	return 0;
 }
 
+/* Returns the service's earlier request of which this one is a repetition, or NULL. */
 static struct server_request *find_request(struct service *service,
 					   const struct server_request *server_request)
 {
@@ -158,10 +162,10 @@ static struct server_request *find_request(struct service *service,
 	return NULL;
 }
 
-static void handle_request(struct service *service, const struct server_request *from,
+static void handle_request(struct service *service, const struct server_request *received,
 			   const struct soft_cm_message *message)
 {
-	struct server_request *server_request = find_request(service, from);
+	struct server_request *server_request = find_request(service, received);
 
 	if (server_request) {
 		(void)soft_cm_link_received(&server_request->link, message);
@@ -170,7 +174,7 @@ static void handle_request(struct service *service, const struct server_request 
 	server_request = malloc(sizeof(*server_request));
 	if (!server_request)
 		return; /* the request will be repeated */
-	*server_request = *from;
+	*server_request = *received;
 	server_request->service = service;
 	soft_cm_link_init(&server_request->link, &soft_cm_sidr_server);
 	soft_list_append(&service->requests, &server_request->node);
@@ -282,6 +286,7 @@ static void get_addresses(const struct soft_cm_link *link, struct sockaddr_stora
 	*peer = server_request_of(link)->address;
 }
 
+/* Create a service that receives requests on the socket of the listening id. */
 static struct soft_cm_listener *start(struct soft_cm_id *id, int *error)
 {
 	struct service *service = calloc(1, sizeof(*service));
@@ -294,6 +299,7 @@ static struct soft_cm_listener *start(struct soft_cm_id *id, int *error)
 	service->watch.ready = ready;
 	service->has_listener = true;
 	soft_list_init(&service->requests);
+	/* Get the destination address of each request, from which the response must be sent. */
 	*error = soft_set_option(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6,
 				 v4 ? IP_PKTINFO : IPV6_RECVPKTINFO, 1);
 	if (!*error)
@@ -302,7 +308,7 @@ static struct soft_cm_listener *start(struct soft_cm_id *id, int *error)
 		free(service);
 		return NULL;
 	}
-	id->sock = -1;
+	id->sock = -1; /* owned by the service now */
 	return &service->listener;
 }
 

@@ -61,9 +61,11 @@ static void end(struct soft_cm_link *link)
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
+/* Report an error to the stream's owner. A half-open stream has no owner, so it is closed. */
 static void failed(struct stream *stream, int error)
 {
-	/* Invalid input gets no response unless its protocol version is not supported. */
+	/* Tell the peer if a REQ has an unsupported protocol version. Other invalid input gets no
+	 * response. */
 	if (stream->listener && error == EPROTONOSUPPORT)
 		soft_cm_link_reject(&stream->link, SOFT_CM_REASON_INVALID_VERSION);
 	else
@@ -249,6 +251,8 @@ static struct stream *stream_new(int fd)
 	return stream;
 }
 
+/* Create a stream for the id, which takes over the id's socket. send_message connects it when it
+ * sends REQ. */
 static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
 {
 	struct stream *stream = stream_new(id->sock);
@@ -265,6 +269,8 @@ static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
 
 /* ---- accepting ----------------------------------------------------------------------------- */
 
+/* Accept a connection, and wait for its REQ. If too many connections are half open now, close one
+ * of them (fair_share.h). */
 static void accept_stream(struct soft_acceptor *acceptor, int fd,
 			  const struct sockaddr_storage *peer)
 {
@@ -281,11 +287,13 @@ static void accept_stream(struct soft_acceptor *acceptor, int fd,
 	stream->peer = *peer;
 	soft_places_add(&soft_device.cm->half_open, &stream->link.place, peer);
 	soft_cm_link_set_deadline(&stream->link, soft_device.cm->limits.request_ms);
-	evicted = soft_places_find_victim(&soft_device.cm->half_open, soft_cm_half_open());
+	evicted = soft_places_find_victim(&soft_device.cm->half_open, soft_cm_max_half_open());
 	if (evicted)
 		end(soft_container(evicted, struct soft_cm_link, place));
 }
 
+/* Close the oldest half-open connection when there is no descriptor for a new one
+ * (soft_acceptor.release_descriptor). Returns whether a connection was closed. */
 static bool release_descriptor(void)
 {
 	struct soft_place *oldest = soft_places_oldest(&soft_device.cm->half_open);
@@ -314,7 +322,7 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 		free(listener);
 		return NULL;
 	}
-	id->sock = -1;
+	id->sock = -1; /* owned by the listener now */
 	return &listener->listener;
 }
 
@@ -339,7 +347,7 @@ static void get_addresses(const struct soft_cm_link *link, struct sockaddr_stora
 	socklen_t length = sizeof(*local);
 
 	(void)getsockname(stream->watch.fd, (struct sockaddr *)local, &length);
-	if (stream->peer.ss_family != AF_UNSPEC)
+	if (stream->peer.ss_family != AF_UNSPEC) /* an accepted connection */
 		*peer = stream->peer;
 }
 
@@ -355,6 +363,8 @@ static int hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 	size_t length = stream->input_length;
 	int fd;
 
+	/* The queue pair has not reached RTR. Until it does, leave the peer's data in the socket,
+	 * and watch only for the end of the stream. */
 	if (!qp) {
 		stream->handshake_done = true;
 		return soft_watch(&stream->watch, EPOLLRDHUP);

@@ -50,6 +50,7 @@ bool soft_fair_rate_use(struct soft_fair_rate *rate, const struct sockaddr_stora
 	if (!has_room(rate->used_until, now, UNIT_NS))
 		return false;
 	soft_network_buckets(&rate->seed, address, networks);
+	/* Limit each network to its share once more than half of the total burst is used. */
 	if (!has_room(rate->used_until, now, BURST_NS / 2))
 		for (unsigned level = 0; level < SOFT_PLACES_LEVELS; level++)
 			if (!has_room(rate->network_used_until[level][networks[level]], now,

@@ -24,6 +24,8 @@ static void pause_expired(struct soft_timer *timer)
 		soft_timer_start(timer, soft_now() + RETRY_PAUSE_NS);
 }
 
+/* Accept a limited number of connections. If descriptors or memory have run out, the owner may
+ * release a descriptor. Otherwise, pause. */
 static void accept_ready(struct soft_fd_watch *watch)
 {
 	struct soft_acceptor *acceptor = soft_container(watch, struct soft_acceptor, watch);

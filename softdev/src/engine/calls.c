@@ -44,8 +44,10 @@ ssize_t soft_read_random(void *to, size_t length, unsigned flags)
 	return got;
 }
 
+/* Check whether the kernel denies the call, unless an earlier call has been denied. */
 #define TRY(name, call) rc = rc ? rc : soft_check_call(name, call)
 
+/* Check whether the kernel denies socket(2), by opening and closing a socket. */
 static int try_socket(void)
 {
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -67,6 +69,7 @@ int soft_check_calls(void)
 	struct iovec vector = {.iov_base = &byte, .iov_len = sizeof(byte)};
 	int value = 0, rc = try_socket();
 
+	/* A permitted call fails with EBADF because of the descriptor -1 and has no effect. */
 	TRY("epoll_ctl", epoll_ctl(-1, EPOLL_CTL_ADD, -1, &event));
 	TRY("epoll_wait or epoll_pwait", epoll_wait(-1, &event, 1, 0));
 	TRY("poll or ppoll", poll(NULL, 0, 0));
@@ -95,6 +98,7 @@ int soft_check_packet_calls(void)
 	struct ifreq request = {0};
 	int rc = 0;
 
+	/* A permitted call fails with EBADF because of the descriptor -1 and has no effect. */
 	TRY("sendmmsg", sendmmsg(-1, &message, 1, 0));
 	TRY("recvmmsg", recvmmsg(-1, &message, 1, 0, NULL));
 	TRY("ioctl", ioctl(-1, SIOCGIFMTU, &request));

@@ -210,6 +210,7 @@ static void notify(const int *fds, int count)
 		(void)!write(fds[i], "", 1); /* if the pipe is full, it is readable anyway */
 }
 
+/* Release the lock, and only then write the pending notifications. */
 static void unlock_and_notify(void)
 {
 	int fds[SOFT_MAX_NOTIFY_FDS], count = soft_device.engine->notify_count;
@@ -376,6 +377,8 @@ bool soft_engine_step(enum soft_step_runner runner)
 	return true;
 }
 
+/* Run a step in an application thread that holds the lock, and release the lock. `channel` is the
+ * channel whose owner runs the step, or NULL. */
 static void progress(struct soft_channel *channel, enum soft_step_runner runner)
 {
 	soft_device.engine->current_channel = channel;

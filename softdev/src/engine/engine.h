@@ -169,9 +169,12 @@ void *soft_alloc_part(size_t size);
 int soft_engine_get(void);
 /* Remove a user. Removing the last user stops the engine. The caller must not hold the lock. */
 void soft_engine_put(void);
+/* Returns whether the engine has any users. */
 bool soft_engine_is_used(void);
 
+/* Acquire the lock. A polling thread lets the waiting threads go first. */
 void soft_lock(void);
+/* Run the deferred work, release the lock, and then write the pending notifications. */
 void soft_unlock(void);
 
 /* Abort if this thread does not hold the lock. The check exists only in builds with sanitizers, for
@@ -241,14 +244,17 @@ static inline uint64_t soft_nanoseconds(const struct timespec *time)
 	return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
 }
 
-uint64_t soft_now(void); /* CLOCK_MONOTONIC in nanoseconds */
+/* Returns the time of CLOCK_MONOTONIC in nanoseconds. */
+uint64_t soft_now(void);
 
 /* Schedule one call of `expired` under the lock, at or after the deadline. If the timer is already
  * running, change its deadline. A zeroed struct with `expired` set is a stopped timer. Cannot
  * fail. */
 void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns);
-void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
-void soft_timers_run(void); /* runs expired timers; called when soft_platform.alarm fires */
+/* Stop the timer without calling `expired`. Safe to repeat. */
+void soft_timer_stop(struct soft_timer *timer);
+/* Call `expired` of all timers whose deadline has passed. Called when soft_platform.alarm fires. */
+void soft_timers_run(void);
 
 /* ---- accept.c: listening sockets (under the lock) ------------------------------------------- */
 
@@ -272,7 +278,8 @@ struct soft_acceptor {
  * soft_accept_stop closes it. */
 int soft_accept_start(struct soft_acceptor *acceptor, int fd, uint32_t ports,
 		      soft_accepted *accepted);
-void soft_accept_stop(struct soft_acceptor *acceptor); /* safe to repeat */
+/* Stop accepting connections and close the listening socket. Safe to repeat. */
+void soft_accept_stop(struct soft_acceptor *acceptor);
 
 /* ---- channel.c: the fd that an application waits on ---------------------------------------- */
 
@@ -308,7 +315,9 @@ void soft_channel_destroy(struct soft_channel *channel);
  * other files by now. */
 bool soft_channel_has_lost_descriptors(const struct soft_channel *channel);
 
-void soft_channel_signal(struct soft_channel *channel); /* queue non-empty; under the lock */
+/* Make `fd` readable because the queue is not empty. If the channel's owner runs the current step,
+ * the signal waits until the owner has checked the queue. Called under the lock. */
+void soft_channel_signal(struct soft_channel *channel);
 /* Clear the signal of an empty queue. The caller must hold the queue's lock, and must not have
  * released it since it found the queue empty. */
 void soft_channel_clear_signal(struct soft_channel *channel);
@@ -379,6 +388,7 @@ void soft_progress_missed(unsigned misses);
  * about to check the queue. The caller must then call soft_channel_clear_signal or
  * soft_channel_flush_signal. */
 void soft_progress_for(struct soft_channel *channel);
+/* Returns whether the owner of the channel runs the current step (soft_progress_for). */
 bool soft_channel_is_current(const struct soft_channel *channel);
 void soft_channel_flush_signal(struct soft_channel *channel);
 
@@ -425,6 +435,8 @@ unsigned soft_engine_partial_frames(void);
 /* Returns the number of calls of soft_engine_count_write with this value of `notified`. */
 unsigned soft_engine_writes(bool notified);
 void soft_busy_poll(int starts);
+/* Add `change` to the number of threads that have announced that they will poll again soon.
+ * Implements aiordma_device_calls.hold_polling. */
 void soft_announce_poll(int change);
 /* Returns whether output may be delayed until the next step or tick calls `send_delayed`. This
  * requires that an application thread has announced its next poll (soft_announce_poll) and that the
@@ -432,6 +444,8 @@ void soft_announce_poll(int change);
  * returns false. Each caller must keep its own `*last_step_unlocks`, which identifies this first
  * call. */
 bool soft_engine_may_delay_output(unsigned *last_step_unlocks);
+/* Let the channel's `fd` become readable when the engine has work, and not only when the queue is
+ * not empty. Implements aiordma_device_calls.wake_early. */
 void soft_wake_early(int fd);
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
@@ -504,6 +518,7 @@ const char *soft_start_failure(void);
 /* Set the NULL-terminated list of subsystems, in the order in which they are called. Must be called
  * once, before anything else. */
 void soft_engine_set_subsystems(const struct soft_subsystem *const subsystems[]);
+/* Report a change of the ports in the bit mask `ports` to all subsystems. */
 void soft_engine_port_changed(enum soft_port_change change, uint32_t ports);
 
 /* Set the hint that at least one ring must be polled. Called under the lock, although the hint is

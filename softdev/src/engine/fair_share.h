@@ -44,7 +44,7 @@ struct soft_places {
 	 * record. Two networks may share a bucket, but peers cannot cause this on purpose, because
 	 * the seed of the hash is random. */
 	uint16_t peer_counts[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
-	/* Bucket of the enclosing network. */
+	/* Bucket of the next larger network that contains a bucket's network. */
 	uint16_t parent_bucket[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
 };
 
@@ -57,7 +57,8 @@ struct soft_place {
 void soft_places_init(struct soft_places *places);
 /* Returns `max_places`, or an eighth of the descriptor limit if that is less, but at least 1. */
 unsigned soft_places_limit(unsigned max_places);
-/* Add a peer with this address. AF_UNSPEC stands for a peer on this host. */
+/* Give a new peer a place, and count the peer in the buckets of the networks that contain its
+ * address. AF_UNSPEC stands for a peer on this host. */
 void soft_places_add(struct soft_places *places, struct soft_place *place,
 		     const struct sockaddr_storage *address);
 /* Release the place. Safe to repeat. */

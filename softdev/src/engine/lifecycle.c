@@ -13,6 +13,8 @@
 
 #include "engine_internal.h"
 
+/* Open the file that detects whether the program closes all descriptors (soft_engine.sentinel).
+ * Returns 0 or an errno value. */
 static int open_sentinel(void)
 {
 	struct stat status;
@@ -25,6 +27,8 @@ static int open_sentinel(void)
 	return 0;
 }
 
+/* Returns whether the program has closed the sentinel, even if another file has reused its
+ * number. */
 static bool is_sentinel_lost(void)
 {
 	struct stat status;
@@ -43,6 +47,7 @@ static void alarm_ready(struct soft_fd_watch *watch)
 		soft_timers_run();
 }
 
+/* Poll the rings, because soft_engine_schedule_step() has been called. */
 static void step_event_ready(struct soft_fd_watch *watch)
 {
 	uint64_t count;
@@ -115,6 +120,7 @@ static void before_fork(void)
 	lock_engine_and_leaves();
 }
 
+/* Release all mutexes that are held across a fork. */
 static void unlock_all(void)
 {
 	for_each_leaf_mutex(pthread_mutex_unlock);
@@ -153,6 +159,8 @@ static void forget_device(void)
 	soft_device.engine->users = 0;
 }
 
+/* Forget the parent's device in a forked child, and release the locks that were held across the
+ * fork. */
 static void after_fork_in_child(void)
 {
 	if (soft_device.engine->has_started) {
@@ -299,6 +307,7 @@ static int make_eventfd(int *fd)
 	return soft_check_call("eventfd2", *fd);
 }
 
+/* Open the engine's descriptors. Returns 0 or an errno value. */
 static int make_descriptors(void)
 {
 	struct soft_engine *engine = soft_device.engine;
@@ -316,6 +325,7 @@ static int make_descriptors(void)
 	return soft_check_call("timerfd_create", engine->alarm.fd);
 }
 
+/* Start the engine for its first user. Returns 0 or an errno value. */
 static int start(void)
 {
 	int rc = soft_engine_guard_fork();

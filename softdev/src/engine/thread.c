@@ -36,6 +36,7 @@ static void yield_to_waiters(void)
 		sched_yield();
 }
 
+/* Run a step of the engine's thread. */
 static void run_step(void)
 {
 	yield_to_waiters();
@@ -44,6 +45,7 @@ static void run_step(void)
 	soft_unlock();
 }
 
+/* Returns whether a step would find work. */
 static bool work_is_ready(void)
 {
 	struct epoll_event event;
@@ -59,6 +61,7 @@ static bool work_is_ready(void)
 	return ready;
 }
 
+/* Record whether the thread sleeps. Before it sleeps, request notifications from local peers. */
 static void set_asleep(bool asleep)
 {
 	soft_lock();
@@ -97,8 +100,9 @@ static void sleep_until_work(void)
 	set_asleep(false);
 }
 
-/* Start ticking, unless a sleeping application thread can only be woken by the engine's thread.
- * Returns whether the thread ticks. */
+/* Start ticking, which means polling at intervals and leaving the work to the application. Does
+ * nothing if a sleeping application thread can only be woken by the engine's thread. Returns
+ * whether the thread ticks. */
 static bool try_start_ticking(void)
 {
 	soft_lock();
@@ -186,6 +190,7 @@ static bool must_serve(struct tick_history *tick_history)
 	return left_unserved;
 }
 
+/* Sleep until there is work, and serve it unless the application does, until the engine stops. */
 static void run(void)
 {
 	struct tick_history tick_history = {
@@ -222,6 +227,7 @@ void *soft_engine_run(void *unused)
 {
 	(void)unused;
 #ifdef __SANITIZE_ADDRESS__
+	/* The thread may be cancelled (soft_engine_check_descriptors). */
 	pthread_cleanup_push(cancelled, NULL);
 	run();
 	pthread_cleanup_pop(0);

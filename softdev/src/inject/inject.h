@@ -85,7 +85,8 @@ int soft_faults_apply_environment(void);
 double soft_fault_random(enum soft_fault fault, uint64_t connection, unsigned stream,
 			 uint64_t occurrence);
 /* Count a chance for the fault, and return whether it occurs. `occurrence` is compared with the
- * schedule, and `draw` selects the random number. */
+ * schedule. The random number is selected by `connection`, `draw` and `stream`, which is the kind
+ * of packet (delay_queue.c), or 0 for other faults. */
 bool soft_fault_occurs(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
 		       uint64_t occurrence);
 /* Count an OVERRUN, REGISTER or HANDSHAKE occurrence on the device with this port. Returns whether

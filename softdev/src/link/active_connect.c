@@ -46,7 +46,7 @@ void soft_connect_retry_later(struct soft_link *link)
 	soft_handshake_find_pending(link->qp); /* the peer may have connected in the meantime */
 }
 
-/* ---- its channel --------------------------------------------------------------------------- */
+/* ---- opening a channel --------------------------------------------------------------------- */
 
 /* Try to open a shared-memory channel. Returns false if TCP should be tried instead. */
 static bool attempt_shm(struct soft_link *link)
@@ -60,6 +60,7 @@ static bool attempt_shm(struct soft_link *link)
 		       soft_link_shm_path(link->qp, soft_qpn_ip_port(link->qp->attr.dest_qp_num)));
 }
 
+/* Request a channel on a TCP path to the peer. Returns false if there is no such path. */
 static bool attempt_tcp(struct soft_link *link)
 {
 	const struct soft_qp *qp = link->qp;
@@ -85,6 +86,8 @@ static bool attempt_simulated(struct soft_link *link)
 	return soft_link_open_chan(link, link->qp, soft_device.paths->simulated(port));
 }
 
+/* Try to open a channel to the peer, first through shared memory and then over TCP. If neither is
+ * possible, try again later. */
 static void start_attempt(struct soft_link *link)
 {
 	link->base.state = SOFT_LINK_HANDSHAKE;
@@ -96,7 +99,7 @@ static void start_attempt(struct soft_link *link)
 		soft_link_set_liveness_limit(link);
 }
 
-/* ---- the answer ---------------------------------------------------------------------------- */
+/* ---- the response -------------------------------------------------------------------------- */
 
 void soft_connect_response_received(struct soft_link *link)
 {
@@ -123,6 +126,7 @@ void soft_links_use_cm(bool (*handle_rtr)(struct soft_qp *qp))
 
 /* ---- the queue pair's side ----------------------------------------------------------------- */
 
+/* Returns whether the queue pair is its own peer. */
 static bool is_self(const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
@@ -180,9 +184,6 @@ static void start_connecting(struct soft_qp *qp, unsigned attempts)
 		start_attempt(link);
 }
 
-/* Start connecting a queue pair that has entered RTR. Returns an errno value if a connection
- * without a handshake fails. Other failures are treated like an unreachable peer, so requests fail
- * later. */
 int soft_connect_begin(struct soft_qp *qp)
 {
 	soft_assert_locked();
@@ -199,8 +200,6 @@ int soft_connect_begin(struct soft_qp *qp)
 	return 0;
 }
 
-/* Reconnect after a pause, so that two sides whose connections keep failing do not reconnect in a
- * tight loop. The peer may connect first, during the pause. */
 void soft_reconnect(struct soft_qp *qp)
 {
 	soft_assert_locked();

@@ -61,6 +61,7 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 	export->index = out->index;
 	export->psn = out->frame.psn;
 	export->is_response = out->frame.opcode == SOFT_READ_DATA;
+	/* The export of a response covers only the part that this frame carries. */
 	if (export->is_response) {
 		const struct soft_response *response = soft_response_at(link->qp, out->index);
 
@@ -77,8 +78,10 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 	return true;
 }
 
-/* ---- taking -------------------------------------------------------------------------------- */
+/* ---- copying ------------------------------------------------------------------------------- */
 
+/* Refuse the request whose payload could not be copied. The NAK says on which side the memory is
+ * missing. */
 static void fail_request(struct soft_qp *qp, const struct soft_frame *frame,
 			 enum soft_cma_result copy_result)
 {
@@ -112,6 +115,7 @@ static void treat_frame_as_lost(struct soft_link *link)
 		soft_requester_implied_nak(link->qp);
 }
 
+/* Discard the rest of the frame whose payload could not be copied, and react to the cause. */
 static void handle_copy_failure(struct soft_link *link, enum soft_cma_result copy_result)
 {
 	link->sink = SOFT_SINK_DISCARD;
@@ -159,7 +163,7 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 			link->remaining < SOFT_PLACE_MAX ? link->remaining : SOFT_PLACE_MAX;
 		int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
 
-		if (count == 0) {
+		if (count == 0) { /* the payload has no destination and is discarded */
 			soft_cma_done(cma, &desc);
 			break;
 		}
@@ -195,10 +199,13 @@ static void refuse_read(const struct soft_cma_export *export)
 	soft_responder_withdraw(qp, qp->responder.response_head, export->psn, &export->response);
 }
 
+/* Returns whether the export contains memory of the key `*wanted_key`. */
 static bool uses_key(const struct soft_cma_export *export, const void *wanted_key)
 {
 	uint32_t key = *(const uint32_t *)wanted_key;
 
+	/* Do not access the link or the work request of an obsolete export, because the link may
+	 * be gone and the work request may have been reused. */
 	if (export->is_response || is_export_obsolete(export, NULL))
 		return export->is_response && export->response.rkey == key;
 	const struct soft_qp *qp = export->link->qp;
@@ -226,17 +233,18 @@ void soft_cma_revoke_key(uint32_t key)
 	}
 }
 
-static bool request_on_link(const struct soft_cma_export *export, const void *what)
+static bool is_request_on_link(const struct soft_cma_export *export, const void *wanted_link)
 {
-	return export->link == what && !export->is_response;
+	return export->link == wanted_link && !export->is_response;
 }
 
+/* Revoke the exports of all requests that were sent on the link. */
 static void revoke_requests(const struct soft_link *link)
 {
 	struct soft_cma_export revoked[SOFT_CMA_SLOTS];
 
 	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma))
-		soft_cma_revoke(cma, request_on_link, link, revoked);
+		soft_cma_revoke(cma, is_request_on_link, link, revoked);
 }
 
 void soft_cma_flush(const struct soft_qp *qp)
@@ -245,8 +253,6 @@ void soft_cma_flush(const struct soft_qp *qp)
 		revoke_requests(soft_link_of(qp));
 }
 
-/* Keep the exports of responses, because the peer may still be copying from them. They stay until
- * their key is invalidated. */
 void soft_cma_forget_link(const struct soft_link *link)
 {
 	soft_assert_locked();

@@ -37,5 +37,6 @@ void soft_cma_flush(const struct soft_qp *qp);
 /* Revoke the exports of a key that is invalidated or rebound. On return, the peers discard any copy
  * from the key's memory. */
 void soft_cma_revoke_key(uint32_t key);
-/* Forget a link that no longer exists. */
+/* Revoke the exports of a link's requests when the link ends. The exports of its responses stay
+ * until their key is invalidated, because the peer may still be copying from them. */
 void soft_cma_forget_link(const struct soft_link *link);

@@ -15,7 +15,7 @@ struct packet {
 	struct packet *next;
 	uint64_t due; /* soft_now() time at which to handle the packet; 0 means immediately */
 	uint32_t length;
-	uint32_t weight; /* length plus the bytes that a descriptor covers */
+	uint32_t charged_length; /* length including the payload that a descriptor covers */
 	uint8_t bytes[];
 };
 
@@ -55,14 +55,14 @@ struct envelope {
 	struct soft_datagram datagram;
 };
 
-/* ---- lines --------------------------------------------------------------------------------- */
+/* ---- packets of a queue -------------------------------------------------------------------- */
 
 static struct packet *new_packet(uint32_t length)
 {
 	struct packet *packet = malloc(sizeof(*packet) + length);
 
 	if (packet)
-		*packet = (struct packet){.length = length, .weight = length};
+		*packet = (struct packet){.length = length, .charged_length = length};
 	return packet;
 }
 
@@ -73,7 +73,7 @@ static struct packet *pop_first(struct soft_delay_queue *queue)
 	queue->first = packet->next;
 	if (!queue->first)
 		queue->tail = &queue->first;
-	queue->bytes_queued -= packet->weight;
+	queue->bytes_queued -= packet->charged_length;
 	return packet;
 }
 
@@ -82,7 +82,7 @@ static void append(struct soft_delay_queue *queue, struct packet *packet)
 	packet->next = NULL;
 	*queue->tail = packet;
 	queue->tail = &packet->next;
-	queue->bytes_queued += packet->weight;
+	queue->bytes_queued += packet->charged_length;
 }
 
 static void clear_queue(struct soft_delay_queue *queue)
@@ -105,7 +105,7 @@ static struct packet *pop_due(struct soft_delay_queue *queue)
 		       : NULL;
 }
 
-/* ---- judging ------------------------------------------------------------------------------- */
+/* ---- faults -------------------------------------------------------------------------------- */
 
 static uint64_t compute_due_time(struct soft_delay_queue *queue, uint32_t length,
 				 enum stream stream)
@@ -172,13 +172,13 @@ static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, 
 				free(packet);
 				return false;
 			}
-			copy->weight = packet->weight;
+			copy->charged_length = packet->charged_length;
 			memcpy(copy->bytes, packet->bytes, packet->length);
 			soft_fault_counts.duplicated++;
 			SOFT_TRACE(fault, "DUPLICATE", qp_num_of(queue, packet), 0);
 		}
 	}
-	packet->due = compute_due_time(queue, packet->weight, stream);
+	packet->due = compute_due_time(queue, packet->charged_length, stream);
 	soft_fault_counts.delayed += packet->due != 0;
 	append(queue, packet);
 	if (copy) {
@@ -188,8 +188,9 @@ static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, 
 	return true;
 }
 
-/* ---- of a link ----------------------------------------------------------------------------- */
+/* ---- links --------------------------------------------------------------------------------- */
 
+/* Handle a frame as if it had just arrived on the link. */
 static void deliver(struct soft_delay_queue *queue, struct packet *packet)
 {
 	struct soft_link *link = queue->link;
@@ -232,7 +233,7 @@ static void run_queue(struct soft_delay_queue *queue)
 	}
 }
 
-/* Break the connection of a busy queue after handling the due packets. */
+/* Inject a broken connection into a busy queue after handling the due packets. */
 static void disconnect(struct soft_delay_queue *queue)
 {
 	handle_due(queue);
@@ -253,12 +254,12 @@ static void link_timer_expired(struct soft_timer *timer)
 	run_queue(queue);
 }
 
-/* Apply the spec to a complete frame, and queue the frame unless it is lost. */
+/* Apply the fault spec to a complete frame, and queue the frame unless it is lost. */
 static void handle_frame(struct soft_delay_queue *queue, struct packet *packet)
 {
 	uint8_t opcode = packet->bytes[0];
 
-	queue->bytes_received += packet->weight;
+	queue->bytes_received += packet->charged_length;
 	if (queue->spec_applies && queue->will_disconnect &&
 	    queue->bytes_received >= soft_faults.cut_after) {
 		free(packet);
@@ -270,11 +271,15 @@ static void handle_frame(struct soft_delay_queue *queue, struct packet *packet)
 						       : RESPONSES))
 			soft_link_finish(queue->link, ENOMEM);
 	} else {
+		/* DISCONNECT and LOSES are never lost, but they stay behind the frames before
+		 * them. */
 		packet->due = queue->first ? queue->last_due : 0;
 		append(queue, packet);
 	}
 }
 
+/* Collect received bytes into a frame, and apply the fault spec to the frame once it is complete.
+ * Returns the number of bytes consumed, at most the rest of one header or one payload. */
 static size_t collect(struct soft_delay_queue *queue, const uint8_t *data, size_t length)
 {
 	struct soft_frame frame;
@@ -297,7 +302,7 @@ static size_t collect(struct soft_delay_queue *queue, const uint8_t *data, size_
 			return part;
 		}
 		if (is_valid)
-			queue->packet->weight = SOFT_FRAME_HEADER + frame.length;
+			queue->packet->charged_length = SOFT_FRAME_HEADER + frame.length;
 		memcpy(queue->packet->bytes, queue->header, SOFT_FRAME_HEADER);
 	} else {
 		if (part > queue->packet->length - queue->collected)
@@ -320,7 +325,7 @@ void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length
 	struct soft_delay_queue *queue = link->delay_queue;
 
 	queue->busy = true;
-	/* If the spec was set in the middle of a frame, handle the rest of that frame without
+	/* If the fault spec was set in the middle of a frame, handle the rest of that frame without
 	 * faults. */
 	while (length && queue->link && (link->remaining || link->header_received)) {
 		size_t part = link->remaining ? link->remaining
@@ -360,6 +365,7 @@ static bool injects_loss(const struct soft_fault_spec *spec)
 	       spec->schedule[SOFT_FAULT_DUPLICATE].probability > 0;
 }
 
+/* Returns whether the fault spec contains any fault that is injected with a delay queue. */
 static bool needs_queues(const struct soft_fault_spec *spec)
 {
 	return injects_loss(spec) || spec->schedule[SOFT_FAULT_RNR].probability > 0 ||
@@ -390,6 +396,7 @@ void soft_delay_attach(struct soft_link *link)
 
 	if (!is_covered) {
 		if (queue) {
+			/* Deliver what the queue still holds. */
 			queue->spec_applies = queue->will_disconnect = false;
 			if (!queue->first) /* let the timer free the empty queue */
 				soft_timer_start(&queue->timer, soft_now());
@@ -429,6 +436,8 @@ bool soft_delay_detach(struct soft_link *link)
 	return ended;
 }
 
+/* Returns whether to refuse the next message with an injected RNR NAK, as if no receive were
+ * posted. */
 static bool should_refuse(struct soft_qp *qp)
 {
 	struct soft_delay_queue *queue = soft_link_of(qp)->delay_queue;
@@ -444,8 +453,9 @@ static bool should_refuse(struct soft_qp *qp)
 	return true;
 }
 
-/* ---- of datagrams -------------------------------------------------------------------------- */
+/* ---- datagrams ----------------------------------------------------------------------------- */
 
+/* Deliver the queued datagrams that are due. */
 static void run_datagrams(void)
 {
 	struct soft_delay_queue *queue = soft_device.links->datagrams;
@@ -486,6 +496,8 @@ void soft_delay_create(void)
 	soft_device.links->datagrams = queue;
 }
 
+/* Apply the fault spec to a received datagram. Returns true if this queue has taken the datagram,
+ * which it delivers later or drops, or false if the fault spec does not cover the datagram. */
 static bool intercepts_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
 				const uint8_t *payload, uint32_t length)
 {
@@ -511,8 +523,10 @@ static bool intercepts_datagram(const struct soft_qp *qp, const struct soft_data
 	return true;
 }
 
-/* ---- the process --------------------------------------------------------------------------- */
+/* ---- callbacks ----------------------------------------------------------------------------- */
 
+/* Restart all counts when the fault spec changes, so that a spec injects the same faults each
+ * time. */
 static void reset_counters(void)
 {
 	struct soft_links_state *links = soft_device.links;

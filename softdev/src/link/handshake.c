@@ -163,6 +163,7 @@ static struct soft_link *pending_link(struct soft_place *place)
 	return soft_container(place, struct soft_link, pending);
 }
 
+/* Refuse the channel that a pending link requested, and free the link. */
 static void drop_pending(struct soft_link *link)
 {
 	soft_place_release(&link->pending);
@@ -171,6 +172,7 @@ static void drop_pending(struct soft_link *link)
 	soft_link_finish(link, 0);
 }
 
+/* Returns whether the attributes of the queue pair's peer are known. */
 static bool is_ready(const struct soft_qp *qp)
 {
 	return qp->ibv.state == IBV_QPS_RTR || qp->ibv.state == IBV_QPS_RTS ||
@@ -184,6 +186,8 @@ static void pending_expired(struct soft_timer *timer)
 	drop_pending(link);
 }
 
+/* Keep a pending link until its queue pair becomes ready. Evicts another pending link if there are
+ * too many. */
 static void add_pending(struct soft_link *link)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->request_path);
@@ -232,6 +236,7 @@ static bool connects_devices(const struct soft_path *path, const struct soft_qp 
 	const int number = soft_gid_hca_number(&peer);
 	const uint32_t own = soft_qp_hca(qp)->port_bit;
 
+	/* A path within this process connects two of its own devices, so it uses both ports. */
 	if (soft_shm_path_is_self(path))
 		return path->ports == (own | soft_hca_at(number)->port_bit);
 	return path->ports == own && (path->peer_hca == number ||
@@ -257,6 +262,7 @@ static const char *rejection_reason(const struct soft_link *link, const struct s
 		return reason;
 	if (!connects_devices(link->request_path, qp))
 		return "SOURCE";
+	/* A queue pair that has lost its stream for good gets no other one. */
 	return qp->stream_lost ? "QP_STATE" : NULL;
 }
 
@@ -267,6 +273,8 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 		return false;
 	if (!is_ready(qp))
 		return true;
+	/* With the CM, the channel must replace the CM's socket before a path has been selected.
+	 * Without the CM, it must come before the queue pair has a link that is up. */
 	return qp->stream_from_cm ? may_replace_stream(link->request_path, soft_link_of(qp)) &&
 					    (!qp->link || soft_selection_is_open(soft_link_of(qp)))
 				  : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
@@ -358,6 +366,8 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 
 		if (reason)
 			soft_handshake_trace_drop(link, qp, reason);
+		/* On other paths, an unexpected HELLO stays pending, so that a guess reveals
+		 * nothing. */
 		if (may_reveal(link->request_path) && !is_expected(link, qp)) {
 			drop_pending(link);
 			node = soft_device.links->pending_links.peers
@@ -367,7 +377,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 	return false;
 }
 
-/* ---- where they come from ------------------------------------------------------------------ */
+/* ---- requests from peers ------------------------------------------------------------------- */
 
 void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 			      const uint8_t handshake[SOFT_HANDSHAKE_SIZE])

@@ -74,6 +74,8 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	if (!soft_handshake_mtu_fits(link, qp))
 		return EPROTO;
 	if (tcp) {
+		/* A stream with a channel from a genuine peer no longer counts against the limits
+		 * for unverified peers. */
 		soft_place_release(&tcp->place);
 		soft_timer_stop(&tcp->timer);
 	}
@@ -208,6 +210,7 @@ void soft_link_set_lossy(struct soft_link *link)
 	soft_requester_start_timer(link->qp);
 }
 
+/* Write the frames that became pending while a port was down, after the port has come up. */
 static void resume_output(void)
 {
 	soft_list_each (struct soft_link, link, &soft_device.links->links, node) {
@@ -304,15 +307,16 @@ bool soft_links_are_roce(void)
 	return soft_device.links->roce;
 }
 
-/* ---- as the lower folders know them --------------------------------------------------------- */
+/* ---- callbacks ------------------------------------------------------------------------------ */
 
-static void ready(struct soft_qp *qp, bool first)
+/* Complete the setup of a link whose queue pair has entered RTS, which makes its send PSN and its
+ * timeout known (soft_link_calls.entered_rts). */
+static void entered_rts(struct soft_qp *qp, bool from_rtr)
 {
-	if (first)
+	if (from_rtr)
 		soft_handshake_check(qp);
 	if (qp->link)
-		soft_link_set_liveness_limit(
-			soft_link_of(qp)); /* the queue pair has a timeout now */
+		soft_link_set_liveness_limit(soft_link_of(qp));
 }
 
 static enum ibv_mtu active_mtu(const struct soft_hca *hca)
@@ -332,7 +336,7 @@ static uint16_t derive_lid(struct soft_hca *hca)
 const struct soft_link_calls soft_links_calls = {
 	.connect = soft_connect_begin,
 	.reconnect = soft_reconnect,
-	.entered_rts = ready,
+	.entered_rts = entered_rts,
 	.close = close_orderly,
 	.detach = soft_link_close,
 	.acknowledge = soft_ack_delay,

@@ -14,9 +14,12 @@ extern const struct soft_fault_hooks soft_delay_hooks;
  * handed over the queue pair's stream or will do so later. */
 void soft_links_use_cm(bool (*handle_rtr)(struct soft_qp *qp));
 
-/* callbacks of soft_path_acceptor */
+/* Create a pending link for a channel that a peer has requested, and accept or refuse it now or
+ * later (soft_path_acceptor.requested). */
 void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 			      const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
+/* Drop the pending link whose channel request the peer has withdrawn. If `remote_id` is 0, drop all
+ * pending links of the path (soft_path_acceptor.withdrawn). */
 void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id);
 
 /* Returns whether the environment allows shared memory between queue pairs on this host. */
@@ -41,5 +44,5 @@ int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t l
 int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint16_t path_port,
 			    bool is_initiator);
 
-/* implements aiordma_device_calls.wire */
+/* Returns the medium that carries the queue pair's frames. Implements aiordma_device_calls.wire. */
 enum aiordma_wire soft_qp_wire(struct ibv_qp *qp);

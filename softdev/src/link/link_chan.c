@@ -15,6 +15,7 @@ static struct soft_link *link_of(struct soft_chan *chan)
 	return soft_container(chan, struct soft_link, chan);
 }
 
+/* Handle the peer's response to the channel that this link has requested. */
 static void handle_accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSHAKE_SIZE])
 {
 	struct soft_link *link = link_of(chan);
@@ -59,6 +60,8 @@ static void handle_data(struct soft_chan *chan, const uint8_t *bytes, size_t len
 		soft_link_output_now(link);
 }
 
+/* Let the path store the next payload bytes directly in the application's memory
+ * (soft_chan_ops.map_payload). Returns the number of iovecs, or 0 if the bytes must be copied. */
 static int map_payload(struct soft_chan *chan, size_t length, struct iovec *iov, int room)
 {
 	struct soft_link *link = link_of(chan);
@@ -101,6 +104,7 @@ static void report_unread(struct soft_chan *chan, const uint8_t *bytes, size_t l
 	soft_peer_exit_unread(link_of(chan), bytes, length);
 }
 
+/* Complete the requests that the peer's process had read before it ended. */
 static void peer_exited(struct soft_chan *chan, uint64_t missing)
 {
 	struct soft_link *link = link_of(chan);
@@ -113,6 +117,7 @@ static void peer_exited(struct soft_chan *chan, uint64_t missing)
 	soft_link_release(link);
 }
 
+/* React to the end of the link's channel, which depends on how far the link had come. */
 static void channel_closed(struct soft_chan *chan, int error)
 {
 	struct soft_link *link = link_of(chan);
@@ -122,6 +127,7 @@ static void channel_closed(struct soft_chan *chan, int error)
 		soft_selection_use_tcp(link, true);
 		break;
 	case SOFT_LINK_HANDSHAKE:
+		/* A process that refuses to share memory may still accept a TCP stream. */
 		link->attach_refused = !link->over_tcp && error == ECONNREFUSED;
 		soft_connect_retry_later(link);
 		break;
@@ -149,6 +155,7 @@ static bool needs_probe(struct soft_chan *chan, bool waiting)
 				 qp->on_link_down;
 }
 
+/* Give up on the channel, because the peer's machine has been silent for too long. */
 static void handle_silence(struct soft_chan *chan)
 {
 	struct soft_link *link = link_of(chan);
@@ -186,9 +193,9 @@ void soft_link_set_liveness_limit(struct soft_link *link)
 		else if (limit < soft_qp_retry_time(qp))
 			limit = soft_qp_retry_time(qp);
 	}
-	link->chan.patience = limit;
-	if (path && path->calls->patience_changed)
-		path->calls->patience_changed(path);
+	link->chan.silence_limit_ns = limit;
+	if (path && path->calls->silence_limit_changed)
+		path->calls->silence_limit_changed(path);
 }
 
 /* ---- channels for links ---------------------------------------------------------------------- */

@@ -26,7 +26,7 @@ static void end_frame(struct soft_link *link)
 {
 	const struct soft_frame *frame = &link->frame;
 
-	if (!soft_is_last(frame))
+	if (!soft_is_last(frame)) /* shows progress within a long message */
 		soft_engine_count_partial_frame();
 	if (link->sink == SOFT_SINK_DISCARD)
 		return;
@@ -59,6 +59,8 @@ static bool begin_frame(struct soft_link *link, const uint8_t *header)
 	if (link->base.state != SOFT_LINK_UP)
 		return true; /* a completion has ended the queue pair */
 	if (frame->opcode == SOFT_DISCONNECT) {
+		/* The peer has closed the link because its first send PSN is not the one that this
+		 * side expects (soft_handshake_check). */
 		if (frame->syndrome == SOFT_LEFT_PSN)
 			SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = link->qp->ibv.qp_num,
 					   .remote_qpn = link->qp->attr.dest_qp_num,
@@ -211,7 +213,6 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 	}
 }
 
-/* Clear `busy`, and free the link if it was finished while busy. */
 void soft_link_release(struct soft_link *link)
 {
 	link->busy = false;

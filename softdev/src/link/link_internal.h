@@ -104,7 +104,11 @@ struct soft_links_state {
 };
 
 /* link.c */
+/* Create a link without a queue pair and add it to the list of links. Returns NULL if there is not
+ * enough memory. */
 struct soft_link *soft_link_create(enum soft_link_state state);
+/* Make the link the queue pair's stream, and let the queue pair start sending. The link's channel
+ * is open and both sides have agreed on it. Returns 0 or an errno value. */
 int soft_link_up(struct soft_link *link, struct soft_qp *qp);
 /* Apply a new fault spec to all links. */
 void soft_links_fault_spec_changed(void);
@@ -114,6 +118,7 @@ void soft_link_lost(struct soft_link *link, int error);
 /* Close the channel, notify the queue pair, and free the link. If the link is busy,
  * soft_link_release() frees it. */
 void soft_link_finish(struct soft_link *link, int error);
+/* Close the CM's socket and end the channel, but keep the link. */
 void soft_link_detach(struct soft_link *link);
 /* Start an orderly close of the queue pair's link, and detach the queue pair from it. */
 void soft_link_close(struct soft_qp *qp);
@@ -127,37 +132,55 @@ bool soft_link_has_output(const struct soft_link *link);
 void soft_link_output_now(struct soft_link *link);
 
 /* acks.c */
-void soft_ack_delay(struct soft_qp_link *link); /* called when a receive has completed */
-void soft_ack_cancel(struct soft_link *link); /* removes the delayed acknowledgement, if any */
-void soft_ack_request_sent(struct soft_link *link); /* called when a request is sent */
-void soft_acks_send(uint64_t age_ns); /* implements soft_subsystem.send_delayed */
+/* Acknowledge a message that has completed a receive. The acknowledgement is delayed if the
+ * application usually replies, because its next request can then carry the acknowledgement. */
+void soft_ack_delay(struct soft_qp_link *link);
+/* Remove the link from the list of links with delayed acknowledgements. Safe to repeat. */
+void soft_ack_cancel(struct soft_link *link);
+/* Record that the application has sent a request. If it follows a message from the peer, it counts
+ * as a reply and raises `reply_score`. */
+void soft_ack_request_sent(struct soft_link *link);
+/* Send the acknowledgements that have been delayed for at least `age_ns` because the application
+ * has not replied. Implements soft_subsystem.send_delayed. */
+void soft_acks_send(uint64_t age_ns);
 
 /* delay_queue.c */
+/* Create the delay queue for the datagrams of all UD queue pairs. */
 void soft_delay_create(void);
-void soft_delay_attach(
-	struct soft_link *link); /* called when the link comes up or the fault spec changes */
+/* Create the link's delay queue if the fault spec covers the link. Otherwise, stop injecting
+ * faults. Called when the link comes up and when the fault spec changes. */
+void soft_delay_attach(struct soft_link *link);
 /* Detach the delay queue from the link. Returns whether the end of the stream has been received. */
 bool soft_delay_detach(struct soft_link *link);
+/* Collect stream input into frames, and pass them on when the fault spec says so. */
 void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length);
 /* Postpone the end of the stream until the queued frames have been handled. Returns false if none
  * are queued. */
 bool soft_delay_postpone_end(struct soft_link *link, int error);
-void soft_delay_stop(void); /* drops the queued datagrams */
+/* Drop the queued datagrams. */
+void soft_delay_stop(void);
 
 /* link_input.c */
 /* Store iovecs for up to `length` bytes of the payload being received in `iov`, which has `room`
  * entries. Returns the number of iovecs, or 0 if the payload cannot be placed. The caller has set
  * `busy` and reports the bytes it stores with soft_link_placed(). */
 int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room);
+/* Record that `length` more bytes of the payload have been stored or skipped. The last byte
+ * completes the frame. */
 void soft_link_placed(struct soft_link *link, uint32_t length);
 /* Handle stream input, which may end in the middle of a frame. */
 void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length);
 /* Handle stream input without injecting faults. */
 void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length);
+/* Clear `busy`, and free the link if it was finished while busy. */
 void soft_link_release(struct soft_link *link);
 
 /* link_output.c */
+/* Write pending frames to the channel in batches, until none is pending, the path has no room, or
+ * other links must have a turn. */
 void soft_link_write(struct soft_link *link);
+/* Send DISCONNECT, end the channel and finish the link. While the path has no room, the frame stays
+ * in link->header. */
 void soft_link_write_end(struct soft_link *link);
 
 /* link_chan.c */
@@ -181,10 +204,15 @@ struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port)
 /* selection.c: with the CM */
 /* Start selecting a path. On success, the queue pair owns the link. Returns 0 or an errno value. */
 int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uint16_t shm_port);
-bool soft_selection_is_open(const struct soft_link *link); /* whether a channel may be requested */
-void soft_selection_response_received(
-	struct soft_link *link); /* called when `peer_hello` contains the response */
+/* Returns whether this side still waits for the peer to request a channel. */
+bool soft_selection_is_open(const struct soft_link *link);
+/* Handle the peer's response to the requested channel, which is in `peer_hello`. */
+void soft_selection_response_received(struct soft_link *link);
+/* End the selection by turning the CM's socket into the link's TCP path. If `notify_peer` is set,
+ * the peer learns that no channel could be opened. Otherwise, the peer already uses the socket, or
+ * the link is about to be closed. */
 void soft_selection_use_tcp(struct soft_link *link, bool notify_peer);
+/* End the selection by accepting the channel that the peer has requested with `pending_link`. */
 void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link);
 
 /* peer_exit.c */
@@ -209,6 +237,7 @@ void soft_handshake_check(struct soft_qp *qp);
 /* Accept a pending link from the peer of a queue pair that has become ready. Returns whether one
  * was accepted. */
 bool soft_handshake_find_pending(struct soft_qp *qp);
+/* Encode a HELLO or HELLO_ACK of the queue pair to `at`. */
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind);
 /* Returns whether the HELLO has the expected type, queue pair numbers and PSNs. A PSN that is still
  * unknown is checked in RTS. */
@@ -221,11 +250,21 @@ void soft_handshake_trace_drop(struct soft_link *link, const struct soft_qp *qp,
 			       const char *reason);
 
 /* active_connect.c */
-int soft_connect_begin(struct soft_qp *qp); /* returns 0 or an errno value */
+/* Start connecting a queue pair that has entered RTR. Returns an errno value if a connection
+ * without a handshake fails. Other failures are treated like an unreachable peer, so requests fail
+ * later. */
+int soft_connect_begin(struct soft_qp *qp);
+/* Returns whether this side of a connection without the CM connects first. Both sides compare the
+ * queue pair numbers, or the GIDs if the numbers are equal, so they agree on the answer. */
 bool soft_connects_first(const struct soft_qp *qp);
-void soft_reconnect(struct soft_qp *qp); /* called for UC when the link is gone */
-void soft_connect_response_received(
-	struct soft_link *link); /* called when `peer_hello` contains the response */
+/* Reconnect a UC queue pair whose link is gone. This begins with a pause, so that two sides whose
+ * connections keep failing do not reconnect in a tight loop. The peer may connect first, during the
+ * pause. */
+void soft_reconnect(struct soft_qp *qp);
+/* Handle the peer's response to a HELLO, which is in `peer_hello`. Brings the link up if the
+ * response comes from the queue pair's peer. */
+void soft_connect_response_received(struct soft_link *link);
+/* End a failed attempt to connect, and make the next one after a pause. */
 void soft_connect_retry_later(struct soft_link *link);
 
 /* listener.c */
@@ -234,4 +273,5 @@ void soft_connect_retry_later(struct soft_link *link);
 uint16_t soft_listener_port(void);
 /* Listen at another address of this host. */
 void soft_listener_open(const union ibv_gid *gid);
+/* Stop listening and release the port. */
 void soft_listener_stop(void);

@@ -30,6 +30,8 @@ struct batch {
 	struct iovec iov[SOFT_PATH_IOVECS];
 };
 
+/* Store iovecs for the frame's payload. Returns their number, or a negative value if the memory is
+ * not readable. */
 static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov, int room)
 {
 	if (out->frame.length == 0)
@@ -61,6 +63,7 @@ static struct soft_record_end last_end(const struct batch *batch)
 				   : (struct soft_record_end){0};
 }
 
+/* End the current record, unless it is empty. */
 static void end_record(struct batch *batch)
 {
 	if (batch->bytes > last_end(batch).bytes)
@@ -179,6 +182,7 @@ static bool add_next(struct batch *batch,
 	return false;
 }
 
+/* Add the next pending response. Returns false if no response was added. */
 static bool add_response(struct batch *batch)
 {
 	struct soft_qp *qp = batch->link->qp;
@@ -188,6 +192,8 @@ static bool add_response(struct batch *batch)
 	while (!add_next(batch, soft_responder_next, &out, &has_frame)) {
 		if (!has_frame)
 			return false;
+		/* The memory of the response has been deregistered, so send a NAK in its place. A
+		 * NAK for a new response also drops all later responses. */
 		if (!soft_responder_withdraw_repeated(qp, out.index)) {
 			soft_responder_withdraw(qp, out.index, out.frame.psn,
 						soft_response_at(qp, out.index));
@@ -197,6 +203,7 @@ static bool add_response(struct batch *batch)
 	return true;
 }
 
+/* Add the next pending request. Returns false if no request was added. */
 static bool add_request(struct batch *batch)
 {
 	struct soft_tx_packet out;
@@ -207,6 +214,8 @@ static bool add_request(struct batch *batch)
 	if (add_next(batch, soft_requester_next, &out, &has_frame))
 		return true;
 	if (has_frame) {
+		/* The memory of the request is not readable. The request fails with this status
+		 * when all earlier requests have completed (soft_send_advance). */
 		soft_send_at(batch->link->qp, out.index)->status = IBV_WC_LOC_PROT_ERR;
 		batch->requests_stopped = true;
 	}
@@ -399,8 +408,6 @@ void soft_link_write(struct soft_link *link)
 	}
 }
 
-/* Send DISCONNECT, end the channel and finish the link. While the path has no room, the frame stays
- * in link->header. */
 void soft_link_write_end(struct soft_link *link)
 {
 	soft_assert_locked();

@@ -45,6 +45,8 @@ static int bind_socket(const struct sockaddr *address, socklen_t length, bool re
 	return fd;
 }
 
+/* Reserve the port for this process by binding a socket at the wildcard address. IPv4 is the
+ * fallback where IPv6 is not available. Returns false and sets errno on failure. */
 static bool reserve(void)
 {
 	const uint16_t port = htons(soft_device.links->port);
@@ -58,6 +60,7 @@ static bool reserve(void)
 	return fd >= 0;
 }
 
+/* Listen at this address. Returns false and sets errno on failure. */
 static bool listen_at(const union ibv_gid *gid)
 {
 	struct soft_listening *slot =

@@ -17,14 +17,14 @@
  */
 #include "link_internal.h"
 
-/* Complete all requests before `psn`, but stop at the first request whose response contains
- * data. */
+/* Complete all requests before `psn`, but stop at the first request whose response contains data,
+ * because that data has not arrived. */
 static void complete_requests(struct soft_link *link, uint32_t psn)
 {
 	struct soft_qp *qp = link->qp;
 
 	for (uint32_t i = qp->sq.oldest; i != qp->sq.next; i++) {
-		if (soft_send_is_read(soft_send_at(qp, i))) {
+		if (soft_send_expects_data(soft_send_at(qp, i))) {
 			uint32_t read_psn = soft_send_psn(qp, i);
 
 			psn = soft_psn_before(read_psn, psn) ? read_psn : psn;
@@ -88,7 +88,7 @@ void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing)
 	for (; end != qp->sq.oldest && counted_bytes < missing; end--) {
 		const struct soft_send_wqe *send = soft_send_at(qp, end - 1);
 
-		if (!send->local)
+		if (!send->local) /* local requests send nothing */
 			counted_bytes +=
 				SOFT_FRAME_HEADER + (soft_send_is_counted(send) ? 0 : send->length);
 	}

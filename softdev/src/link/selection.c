@@ -19,7 +19,8 @@ bool soft_selection_is_open(const struct soft_link *link)
 	return link->base.state == SOFT_LINK_SELECTING && !link->chan.path;
 }
 
-/* Handle input on the stream. */
+/* Handle input on the CM's socket while no path has been selected. The first byte from the peer
+ * means that the peer has selected the socket itself. */
 static void handle_stream_input(struct soft_fd_watch *watch)
 {
 	struct soft_link *link = soft_container(watch, struct soft_link, watch);
@@ -38,6 +39,8 @@ static void handle_stream_input(struct soft_fd_watch *watch)
 		soft_link_finish(link, n ? errno : ECONNRESET);
 }
 
+/* Returns the existing path on which to request a channel: shared memory, or a TCP stream that
+ * connects the same processes as the CM's socket. Returns NULL if there is none. */
 static struct soft_path *path_to(const struct soft_link *link, const struct soft_qp *qp,
 				 uint16_t shm_port)
 {
@@ -90,6 +93,8 @@ void soft_selection_use_tcp(struct soft_link *link, bool notify_peer)
 		return;
 	}
 	soft_tcp_path_of(link->chan.path)->path_port = link->is_initiator ? link->path_port : 0;
+	/* Unless this side announces its choice, it has seen data from the peer or closes the
+	 * link. The peer must then end the stream with DISCONNECT (channel_closed). */
 	link->has_received = !notify_peer;
 	if (notify_peer)
 		soft_path_refuse(link->chan.path, 0);

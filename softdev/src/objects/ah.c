@@ -23,7 +23,7 @@ static int get_global_source(const struct soft_hca *hca, const struct ibv_global
 		return soft_refuse_value("SGID_INDEX", "sgid_index", route->sgid_index);
 	int rc = soft_gid_source(hca, route->sgid_index, &route->dgid, own);
 
-	if (rc)
+	if (rc) /* note the reason */
 		soft_refuse(rc, rc == EINVAL ? "GID_FAMILY" : "ROUTE");
 	return rc;
 }
@@ -121,6 +121,8 @@ static bool is_ipv4(const uint8_t *grh)
 	return grh[IPV4_OFFSET] == 0x45 && soft_ipv4_sum(grh + IPV4_OFFSET) == 0xffff;
 }
 
+/* Derive the route back to the sender of a message from the header in its receive buffer. Returns 0
+ * or an errno value. */
 static int read_grh(const struct soft_hca *hca, const struct ibv_grh *grh,
 		    struct ibv_global_route *route)
 {

@@ -50,6 +50,7 @@ struct event_counters {
 
 static struct event_counters event_counters_of(const struct ibv_async_event *event)
 {
+	/* Only the pointer that matches the type of the event is valid. */
 	struct soft_cq *cq = soft_cq_of(event->element.cq);
 	struct soft_qp *qp = soft_qp_of(event->element.qp);
 	struct soft_srq *srq = soft_srq_of(event->element.srq);

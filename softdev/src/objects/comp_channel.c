@@ -17,7 +17,7 @@ struct ibv_comp_channel *soft_ibv_create_comp_channel(struct ibv_context *contex
 		rc = soft_channel_init(&channel->channel);
 	if (rc)
 		return soft_finish_create(rc, channel);
-	channel->channel.completions = true;
+	channel->channel.completions = true; /* threads that wait do the device's work */
 	channel->ibv = (struct ibv_comp_channel){.context = context, .fd = channel->channel.fd};
 	pthread_mutex_init(&channel->mutex, NULL);
 	soft_list_init(&channel->ready);
@@ -92,6 +92,7 @@ static struct soft_cq *pop_ready(struct soft_comp_channel *channel)
 	if (soft_list_empty(&channel->ready))
 		clear_ready(channel);
 	else
+		/* The step may have suppressed the signal of the events that remain. */
 		soft_channel_flush_signal(&channel->channel);
 	pthread_mutex_unlock(&channel->mutex);
 	return cq;
@@ -112,9 +113,9 @@ int soft_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void
 	struct soft_cq *found;
 	int rc = 0;
 
-	/* A non-blocking caller runs a step first, because it is polling or has just been woken. A
-	 * blocking caller sleeps first. If work is ready, the sleep ends immediately and takes no
-	 * longer than a step without work. */
+	/* A non-blocking caller first runs a step of the engine, which may complete requests,
+	 * because it is polling or has just been woken. A blocking caller sleeps first. If the
+	 * engine has work, the sleep ends immediately and takes no longer than an idle step. */
 	while (!(found = pop_ready(channel))) {
 		if (!nonblocking)
 			rc = sleep_until_work(channel);

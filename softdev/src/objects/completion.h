@@ -62,6 +62,8 @@ static inline struct soft_cq *soft_cq_of(struct ibv_cq *cq)
  * on failure. */
 struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
 			     int comp_vector, bool with_timestamps, struct ibv_pd *pd);
+/* Make a CQ visible: set its context and handle, and count it as a user of its channel, parent
+ * domain and device context. Cannot fail. */
 void soft_cq_publish(struct soft_cq *cq, void *cq_context);
 /* Take up to `room` completions, with their timestamps unless `stamps` is NULL. Runs a step if the
  * CQ is empty. Returns the number of completions, or -1 if there are none because the CQ has

@@ -52,7 +52,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	struct soft_cq *cq = soft_cq_of(ibv);
 
 	pthread_mutex_lock(&cq->lock);
-	soft_hint_set(&cq->just_armed, true);
+	soft_hint_set(&cq->just_armed, true); /* the next empty poll runs no step (poll_device) */
 	/* Arming for solicited completions does not cancel an earlier request for all completions
 	 * (IBTA 11.4.2.2). */
 	if (!solicited_only)
@@ -420,6 +420,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 	}
 	soft_deferred_cancel(&cq->overrun_work);
 	soft_timer_stop(&cq->moderation_timer);
+	/* In a forked child, a thread of the parent may have held the locks. */
 	if (!soft_context_inherited(context)) {
 		pthread_mutex_lock(&cq->lock);
 		set_armed(cq, SOFT_UNARMED);

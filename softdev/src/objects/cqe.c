@@ -17,6 +17,7 @@ static const enum ibv_wc_opcode completed_opcodes[] = {
 	[IBV_WR_ATOMIC_WRITE] = IBV_WC_ATOMIC_WRITE,
 };
 
+/* Add a completion to the CQ, and record it in the trace even if the CQ has overflowed. */
 static void complete(struct ibv_cq *ibv, const struct ibv_wc *wc, uint32_t trace_request,
 		     bool solicited)
 {
@@ -66,7 +67,7 @@ void soft_fail_send(struct soft_qp *qp, enum ibv_wc_status status)
 	if (soft_trace_on && status == IBV_WC_LOC_PROT_ERR)
 		trace_denial_reason(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest),
 				    send->flags & IBV_SEND_INLINE ? 0 : send->num_sge,
-				    soft_send_is_read(send) ? IBV_ACCESS_LOCAL_WRITE : 0);
+				    soft_send_expects_data(send) ? IBV_ACCESS_LOCAL_WRITE : 0);
 	soft_complete_send(qp, status);
 }
 
@@ -87,7 +88,7 @@ static struct ibv_cq *receive_cq(const struct soft_qp *qp)
 
 	if (!qp->xrcd)
 		return qp->ibv.recv_cq;
-	srq = soft_xrc_find(qp->xrcd, qp->receive_srq_num);
+	srq = soft_xrc_find_srq(qp->xrcd, qp->receive_srq_num);
 	return srq ? srq->cq : NULL;
 }
 

@@ -159,13 +159,13 @@ void soft_context_release(struct soft_context *context)
 	soft_lock();
 	context->children--;
 	bool last = context->children == 0 && context->closed;
-	bool only_pd = context->on_only_pd_left && context->children == 1;
+	bool only_pd = context->on_only_cm_pd_left && context->children == 1;
 
 	soft_unlock();
 	if (last)
 		free_context(context);
 	else if (only_pd)
-		context->on_only_pd_left();
+		context->on_only_cm_pd_left();
 }
 
 /* Close a context, but keep its objects until the application destroys them (ibv_close_device(3)).
@@ -175,7 +175,7 @@ int soft_ibv_close_device(struct ibv_context *ibv)
 {
 	struct soft_context *context = soft_context_of(ibv);
 
-	if (context->on_only_pd_left)
+	if (context->on_only_cm_pd_left)
 		return EINVAL; /* opened by the connection manager, not by the application */
 	soft_engine_check_descriptors();
 	soft_lock();

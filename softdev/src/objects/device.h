@@ -55,7 +55,7 @@ struct soft_context {
 	bool closed;
 	/* callback of the connection manager, or NULL; called without the lock when the connection
 	 * manager's PD is the only remaining object */
-	void (*on_only_pd_left)(void);
+	void (*on_only_cm_pd_left)(void);
 	unsigned children; /* number of objects; destroying the last one frees a closed context */
 	struct soft_channel async;
 	struct soft_node async_events;
@@ -111,7 +111,7 @@ static inline bool soft_context_inherited(const struct soft_context *context)
 
 /* Returns ENODEV if the context was inherited, because the device does not run in a forked child
  * and therefore cannot serve new objects. Otherwise returns 0. */
-static inline int soft_context_error(const struct ibv_context *context)
+static inline int soft_context_inherited_error(const struct ibv_context *context)
 {
 	const struct soft_context *own =
 		soft_container(context, const struct soft_context, extended.context);
@@ -124,7 +124,7 @@ static inline int soft_context_error(const struct ibv_context *context)
 static inline void *soft_alloc_object(const struct ibv_context *context, size_t size, int *rc)
 {
 	if (!*rc)
-		*rc = soft_context_error(context);
+		*rc = soft_context_inherited_error(context);
 	void *object = *rc ? NULL : calloc(1, size);
 
 	if (!*rc && !object)
@@ -241,7 +241,7 @@ void soft_port_detach(struct soft_context *context);
 int soft_hca_count(void);
 struct soft_hca *soft_hca_at(int number); /* returns device 0 if `number` is too high */
 /* Returns whether the queue pair's port is down. If the peer is in this process, the peer's port
- * counts as well. */
+ * counts as well. Ports of other processes are not known. */
 bool soft_qp_has_port_down(const struct soft_qp *qp);
 extern const struct soft_subsystem soft_port_subsystem;
 

@@ -106,7 +106,7 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 						soft_finish_create(rc, dm));
 	soft_lock();
 	if (attr->length > SOFT_DM_SIZE - soft_device.objects->dm_allocated) {
-		rc = ENOMEM; /* "no more free device memory left" */
+		rc = ENOMEM; /* all device memory is in use (ibv_alloc_dm(3)) */
 	} else {
 		soft_device.objects->dm_allocated += attr->length;
 		publish(dm, context);
@@ -198,7 +198,7 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 		return soft_call_pointer_result("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle,
 						soft_finish_create(rc, NULL));
 	const struct soft_mr mr = {
-		.fixed = true,
+		.cannot_rereg = true,
 		.dm = dm,
 		.range =
 			{

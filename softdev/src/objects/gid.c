@@ -66,7 +66,7 @@ bool soft_gid_from_sockaddr(union ibv_gid *gid, const struct sockaddr *address)
 	return address->sa_family == AF_INET || address->sa_family == AF_INET6;
 }
 
-static int find(const struct soft_gid *entries, int count, const union ibv_gid *gid)
+static int find_gid(const struct soft_gid *entries, int count, const union ibv_gid *gid)
 {
 	for (int i = 0; i < count; i++)
 		if (!memcmp(&entries[i].gid, gid, sizeof(*gid)))
@@ -76,7 +76,7 @@ static int find(const struct soft_gid *entries, int count, const union ibv_gid *
 
 static int index_of(const struct soft_hca *hca, const union ibv_gid *gid)
 {
-	return find(hca->gids, hca->gid_count, gid);
+	return find_gid(hca->gids, hca->gid_count, gid);
 }
 
 /* Returns the number of the device that has `gid` as its loopback address, or -1. */
@@ -105,7 +105,7 @@ int soft_gid_hca_number(const union ibv_gid *gid)
 	int number = loopback_number(gid);
 
 	if (number < 0)
-		number = first_hca_with(gid, count) % count;
+		number = first_hca_with(gid, count) % count; /* 0 if no device has it */
 	return number;
 }
 
@@ -140,7 +140,8 @@ static enum scope scope_of(const union ibv_gid *gid)
 	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80 ? SCOPE_LINK : SCOPE_GLOBAL;
 }
 
-/* Returns whether the device uses the interface's addresses. */
+/* Returns whether the device uses the interface's addresses. The first device has the addresses of
+ * all interfaces if it is not bound to one, and otherwise those of its interface and loopback. */
 static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *ifa)
 {
 	const bool first = hca == soft_hca_at(0);
@@ -181,7 +182,7 @@ static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *ifa, 
 		if (ifa->ifa_addr && soft_gid_from_sockaddr(&gid, ifa->ifa_addr) &&
 		    scope_of(&gid) == scope && has_interface(hca, ifa) &&
 		    loopback_number(&gid) < 0 && first_hca_with(&gid, hca_number) == hca_number &&
-		    find(fresh, count, &gid) < 0) {
+		    find_gid(fresh, count, &gid) < 0) {
 			fresh[count] = (struct soft_gid){.gid = gid};
 			read_interface(&fresh[count++], ifa);
 		}
@@ -219,13 +220,14 @@ static struct soft_gid loopback_entry(const struct soft_hca *hca, const struct i
 	return entry;
 }
 
+/* Store the GIDs of the device's current addresses in `fresh`. Returns their number. */
 static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 {
 	enum { LOOPBACK_ENTRIES = 1 };
 	struct ifaddrs *addresses = NULL;
 	int count = 0;
 
-	if (soft_device.platform->network) {
+	if (soft_device.platform->network) { /* a simulated network */
 		const int hca_number = __builtin_ctz(hca->port_bit);
 
 		fresh[0] = (struct soft_gid){
@@ -253,7 +255,7 @@ bool soft_gid_refresh(struct soft_hca *hca)
 	bool changed = false;
 
 	for (int i = 0; i < hca->gid_count; i++)
-		if (!is_empty(hca, i) && find(fresh, count, &hca->gids[i].gid) < 0) {
+		if (!is_empty(hca, i) && find_gid(fresh, count, &hca->gids[i].gid) < 0) {
 			hca->gids[i] = (struct soft_gid){0};
 			changed = true;
 		}
@@ -458,6 +460,9 @@ int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint3
 	return rc;
 }
 
+/* Store the used entries of the GID table (ibv_query_gid_table(3)). `entry_size` is the size of the
+ * caller's struct, which may be an older and shorter one. Returns the number of entries, or -EINVAL
+ * if `flags` is set or the entries do not fit. */
 ssize_t soft__ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries,
 				  size_t max_entries, uint32_t flags, size_t entry_size)
 {

@@ -12,6 +12,8 @@
 
 /* ---- contexts ------------------------------------------------------------------------------ */
 
+/* Make the open file `fd` the context's command file, by which other contexts can import its
+ * device. Returns 0 or an errno value. */
 static int set_command_file(struct soft_context *context, int fd)
 {
 	struct stat status;
@@ -45,6 +47,8 @@ bool soft_contexts_related(struct ibv_context *a, struct ibv_context *b)
 	return has_command_file(soft_context_of(a), other->command_device, other->command_inode);
 }
 
+/* Find the device of the context whose command file `cmd_fd` refers to. Stores it in `*device`,
+ * which must be NULL before. Returns 0 or an errno value. */
 static int find_device(int cmd_fd, struct ibv_device **device)
 {
 	struct stat status;
@@ -79,6 +83,8 @@ struct ibv_context *soft_ibv_import_device(int cmd_fd)
 
 /* ---- regions ------------------------------------------------------------------------------- */
 
+/* Find the region with the handle, which ibv_import_mr(3) receives from another part of the
+ * program. The handle of a region is its key. Returns NULL if `pd` has no such region. */
 static struct soft_mr *find_region(uint32_t handle, const struct ibv_pd *pd)
 {
 	struct soft_range *range = soft_range_find(handle);
@@ -109,7 +115,9 @@ struct ibv_mr *soft_ibv_import_mr(struct ibv_pd *pd, uint32_t mr_handle)
 		mr->ibv = original->ibv;
 		mr->ibv.context = pd->context;
 		mr->ibv.pd = pd;
-		mr->ibv.addr = NULL; /* "not applicable" */
+		mr->ibv.addr = NULL; /* an import has no address (ibv_import_mr(3)) */
+		/* The keys belong to the original. `closed` makes ibv_rereg_mr(3) refuse the
+		 * import. */
 		mr->imported = mr->closed = true;
 		soft_pd_of(pd)->users++;
 	}
@@ -121,6 +129,7 @@ void soft_ibv_unimport_mr(struct ibv_mr *ibv)
 {
 	struct soft_mr *mr = soft_container(ibv, struct soft_mr, ibv);
 
+	/* If an import has been deregistered first, this call releases the original. */
 	if (!mr->imported) {
 		soft_ibv_dereg_mr(ibv);
 		return;

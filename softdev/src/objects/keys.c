@@ -143,7 +143,7 @@ static void *range_memory(const struct soft_range *range, uint64_t address, uint
 
 	if (!range)
 		return NULL;
-	if (range->is_null)
+	if (range->is_null) /* reads return zeros, and writes have no effect */
 		return rights & write_rights ? soft_device.objects->sink
 					     : soft_device.objects->zeros;
 	memory = range->memory + (address - range->start);

@@ -92,7 +92,7 @@ struct soft_mr {
 	struct ibv_mr ibv;
 	struct soft_range range;
 	unsigned windows; /* number of bound windows */
-	bool fixed; /* whether rereg is unsupported (null, dma-buf and device memory) */
+	bool cannot_rereg; /* true for null, dma-buf and device memory */
 	bool closed; /* true for imports, and after the key has been removed */
 	bool imported;
 	struct soft_dm *dm;

@@ -65,7 +65,7 @@ static int init_range(struct soft_range *range, void *addr, size_t length, uint6
 		rc = soft_pages_can_fault() ? 0 : soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	else if (page_check == CHECK_PAGES)
 		rc = soft_pages_fault(addr, length, access & IBV_ACCESS_LOCAL_WRITE);
-	if (rc == EFAULT)
+	if (rc == EFAULT) /* note the reason */
 		soft_refuse(rc, "PAGES");
 	*range = (struct soft_range){
 		.access = access | SOFT_ACCESS_CMA,
@@ -102,6 +102,7 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *templat
 	return soft_finish_create(rc, mr);
 }
 
+/* Register memory. SKIP_PAGE_CHECK is for memory that the caller knows to have no holes. */
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 			     unsigned access, enum page_check page_check)
 {
@@ -173,7 +174,7 @@ static int check_rereg(const struct soft_mr *mr, int flags, const struct ibv_pd 
 	if (!flags || flags & ~(IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD |
 				IBV_REREG_MR_CHANGE_ACCESS))
 		return soft_refuse_value("FLAGS", "flags", (unsigned)flags);
-	if (mr->fixed || mr->closed)
+	if (mr->cannot_rereg || mr->closed)
 		return soft_refuse(EINVAL, "FIXED"); /* ibv_alloc_null_mr(3) */
 	if (mr->windows)
 		return soft_refuse(EBUSY, "IN_USE"); /* IBTA 11.2.8.7 */
@@ -209,7 +210,7 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 				moved ? (uintptr_t)addr : mr->range.start,
 				flags & IBV_REREG_MR_CHANGE_ACCESS
 					? (unsigned)access
-					: mr->range.access & ~SOFT_ACCESS_CMA,
+					: mr->range.access & ~SOFT_ACCESS_CMA, /* set again */
 				CHECK_PAGES);
 	soft_lock();
 	if (!input_error && mr->windows) {

@@ -13,7 +13,7 @@
 struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
 {
 	const struct soft_mr mr = {
-		.fixed = true,
+		.cannot_rereg = true,
 		.range =
 			{
 				.is_null = true,
@@ -53,7 +53,7 @@ static int check_dmabuf(uint64_t offset, size_t length, uint64_t iova, int fd, u
 		return rc;
 	if (!length)
 		return soft_refuse(EINVAL, "EMPTY");
-	if ((offset ^ iova) & (page - 1)) /* "the same page offset" */
+	if ((offset ^ iova) & (page - 1)) /* must match (ibv_reg_dmabuf_mr(3)) */
 		return soft_refuse_value("PAGE_OFFSET", "iova", iova);
 	if (fstat(fd, &status))
 		return errno;
@@ -70,7 +70,7 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 {
 	uint64_t page_offset = offset & ((uint64_t)sysconf(_SC_PAGESIZE) - 1);
 	unsigned rights = (unsigned)access;
-	struct soft_mr mr = {.fixed = true, .mapping_size = length + page_offset};
+	struct soft_mr mr = {.cannot_rereg = true, .mapping_size = length + page_offset};
 	struct ibv_mr *ibv = NULL;
 	bool is_file = false;
 	int rc = check_dmabuf(offset, length, iova, fd, &rights, &is_file);

@@ -50,7 +50,7 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 		.context = pd->context,
 		.pd = pd,
 		.rkey = mw->range.key,
-		.handle = mw->range.key & ~(uint32_t)TAG_MASK,
+		.handle = mw->range.key & ~(uint32_t)TAG_MASK, /* unchanged by binds */
 		.type = type,
 	};
 	return soft_call_pointer_result("ibv_alloc_mw", "pd", soft_pd_root(pd)->handle,
@@ -128,6 +128,7 @@ int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 	return rc;
 }
 
+/* Returns whether the window may be bound to this part of the region (IBTA C10-72 to C10-75). */
 static bool may_bind(const struct soft_qp *qp, const struct soft_mr *mr,
 		     const struct soft_bind *bind)
 {
@@ -148,7 +149,7 @@ bool soft_bind_execute(const struct soft_qp *qp, const struct soft_send_wqe *sen
 
 	if (!mw || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
 	    (mw->range.key ^ send->rkey) & ~(uint32_t)TAG_MASK)
-		return false; /* C10-72 */
+		return false; /* a bind may only change the tag of the key (IBTA C10-72) */
 	/* A bound type 2 window cannot be bound again (o10-37.2.30), and its length must not be 0
 	 * (o10-37.2.40). */
 	if (mw->ibv.type == IBV_MW_TYPE_2 && (mw->range.bound || !bind->length))

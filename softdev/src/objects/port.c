@@ -16,12 +16,15 @@
 
 /* ---- devices ------------------------------------------------------------------------------- */
 
+/* Store the name of the device's network interface. Returns false if the interface does not exist
+ * or belongs to an earlier device. */
 static bool parse_interface(struct soft_hca *hca, const char *name, size_t length)
 {
 	if (length >= sizeof(hca->interface))
 		return false;
 	memcpy(hca->interface, name, length);
 	hca->interface[length] = '\0';
+	/* Each device needs its own interface. */
 	for (const struct soft_hca *it = soft_device.objects->hcas; it < hca; it++)
 		if (!strcmp(it->interface, hca->interface))
 			return false;
@@ -75,6 +78,7 @@ int soft_hca_count(void)
 		return objects->hca_count;
 	int count = parse_devices(getenv(DEVICES_VARIABLE));
 
+	/* After an invalid value, start() reports the error. Until then, there is one device. */
 	objects->hcas_invalid = !count;
 	objects->hca_count = count ? count : 1;
 	for (int i = 0; i < objects->hca_count; i++)
@@ -94,8 +98,9 @@ struct soft_hca *soft_hca_at(int number)
 
 static int start(void)
 {
+	/* The program may have corrected the variable since the last attempt. */
 	if (soft_device.objects->hcas_invalid)
-		soft_device.objects->hca_count = 0; /* read the environment again */
+		soft_device.objects->hca_count = 0;
 	soft_hca_count();
 	if (!soft_device.objects->hcas_invalid)
 		return 0;
@@ -156,6 +161,7 @@ static void set_port_down(struct soft_hca *hca)
 	if (soft_ports_down & hca->port_bit)
 		return;
 	set_down_ports(soft_ports_down | hca->port_bit);
+	/* Queue pairs of other devices stop as well if their peer uses this port. */
 	EACH_HCA (each)
 		for_queue_pairs(each, stall_if_port_down);
 	dispatch_event(hca, IBV_EVENT_PORT_ERR);
@@ -232,7 +238,7 @@ static void watch_addresses(void)
 	};
 	struct soft_fd_watch *watch = &soft_device.objects->address_watch;
 
-	if (watch->watched || soft_device.platform->network)
+	if (watch->watched || soft_device.platform->network) /* simulated: no rtnetlink */
 		return;
 	/* If rtnetlink is not available, the GID tables are updated whenever a device is opened. */
 	watch->fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
@@ -271,6 +277,7 @@ void soft_port_detach(struct soft_context *context)
 	soft_unlock();
 }
 
+/* Forget all contexts, addresses and port states when the device stops or in a forked child. */
 static void reset(void)
 {
 	EACH_HCA (hca) {
@@ -310,6 +317,8 @@ static void fail_device(struct soft_hca *hca)
 	dispatch_event(hca, IBV_EVENT_DEVICE_FATAL);
 }
 
+/* Raise an event for a test, and change the state of the port or device accordingly. Returns 0, or
+ * EINVAL if the event does not concern a port or device. */
 static int raise_event(struct soft_hca *hca, enum ibv_event_type event)
 {
 	switch (event) {

@@ -153,7 +153,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 {
 	const struct ibv_qp_init_attr normalized = normalize_attr(attr);
 	int rc = soft_context_of(context)->fatal ? soft_refuse(EIO, "FATAL")
-						 : soft_context_error(context);
+						 : soft_context_inherited_error(context);
 
 	if (!rc)
 		rc = check_create(context, pd, xrcd, &normalized);
@@ -217,6 +217,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 		return soft_call_result("ibv_destroy_qp", "qp_num", ibv->qp_num,
 					soft_refuse(EBUSY, "IN_USE"));
 	}
+	/* In a forked child, the transport no longer counts the parent's queue pairs. */
 	if (qp->transport->destroyed && !soft_context_inherited(soft_context_of(ibv->context)))
 		qp->transport->destroyed();
 	soft_qp_enter_reset(qp);
@@ -331,6 +332,7 @@ uint64_t soft_qp_retry_time(const struct soft_qp *qp)
 	return ((uint64_t)4096 << qp->attr.timeout) * (qp->attr.retry_cnt + 1u);
 }
 
+/* Returns how long the queue pair tries to reach its peer before its requests fail, in ns. */
 static uint64_t connect_timeout(const struct soft_qp *qp)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
@@ -380,6 +382,7 @@ void soft_qp_kick(struct soft_qp *qp)
 	else if (qp->link && qp->link->state == SOFT_LINK_UP && !soft_port_is_down(qp))
 		soft_qp_link_output(qp->link);
 	else if (soft_qp_is_uc(qp) && (qp->no_peer || qp->stream_lost))
+		/* UC has no acknowledgements, so its messages are lost unnoticed. */
 		qp->transport->discard_sends(qp);
 	else if (!qp->link ||
 		 qp->link->state !=
@@ -440,6 +443,8 @@ void soft_qp_link_ended(struct soft_qp *qp, int error)
 		qp->transport->discard_sends(qp);
 	} else if (alive) {
 		bool outstanding = qp->sq.oldest != qp->sq.tail;
+		/* Losing the peer alone changes no state, as on a card, unless the application has
+		 * requested it (aiordma_device_calls.end_with_peer). */
 		bool fails_now = !is_peer_loss(error) || (error && qp->ends_with_peer);
 
 		if (fails_now)
@@ -611,7 +616,7 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 
 	if (soft_context_of(ibv->context)->fatal)
 		return soft_refuse(EIO, "FATAL");
-	rc = soft_context_error(ibv->context);
+	rc = soft_context_inherited_error(ibv->context);
 	if (rc)
 		return rc;
 	if (attr_mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)
@@ -622,8 +627,8 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 	rc = check_values(soft_hca_of(ibv->context), attr, attr_mask, skip_route_check);
 	if (rc)
 		return rc;
-	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && qp->transport->prepare) {
-		rc = qp->transport->prepare(
+	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && qp->transport->prepare_rtr) {
+		rc = qp->transport->prepare_rtr(
 			qp, attr_mask & IBV_QP_MAX_DEST_RD_ATOMIC ? attr->max_dest_rd_atomic : 0,
 			attr->rq_psn);
 	} else if (attr_mask & IBV_QP_MAX_DEST_RD_ATOMIC && qp->transport->resize) { /* in SQD */

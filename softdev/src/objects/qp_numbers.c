@@ -54,6 +54,7 @@ int soft_qp_number_assign(struct soft_qp *qp)
 	return soft_table_put(&soft_device.objects->qps, number, qp);
 }
 
+/* Release the number, but do not assign it again until many others have been released. */
 void soft_qp_number_release(uint32_t number)
 {
 	soft_assert_locked();

@@ -359,7 +359,7 @@ static inline struct soft_destination *soft_send_destination(const struct soft_q
 }
 
 /* Returns whether the response to the request contains data. */
-static inline bool soft_send_is_read(const struct soft_send_wqe *send)
+static inline bool soft_send_expects_data(const struct soft_send_wqe *send)
 {
 	return send->opcode == IBV_WR_RDMA_READ || send->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
 	       send->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
@@ -375,7 +375,7 @@ static inline bool soft_send_is_empty_read(const struct soft_send_wqe *send)
 /* Returns whether the request counts against max_rd_atomic. */
 static inline bool soft_send_is_counted(const struct soft_send_wqe *send)
 {
-	return soft_send_is_read(send) || soft_send_is_empty_read(send);
+	return soft_send_expects_data(send) || soft_send_is_empty_read(send);
 }
 
 /* Returns the first PSN of the request at `index`, which may also be the tail. A local request does
@@ -476,8 +476,9 @@ struct soft_qp *soft_qp_of(struct ibv_qp *qp);
 /* Find a queue pair by its number. Returns NULL if no queue pair has the number. */
 struct soft_qp *soft_qp_find(uint32_t qp_num);
 
-/* Register a callback that is called once when an adopted stream ends. `error` is 0 if either side
- * closed the stream in an orderly way, otherwise an errno value. The callback is not called after
+/* Register a callback of the connection manager, which is called once when the stream that it has
+ * handed to the queue pair ends. `error` is 0 if either side closed the stream in an orderly way,
+ * otherwise an errno value. The callback is not called after
  * soft_qp_on_link_down(qp, NULL, NULL), or after the queue pair has been destroyed or reset. */
 void soft_qp_on_link_down(struct soft_qp *qp,
 			  void (*on_link_down)(struct soft_qp *qp, void *owner, int error),
@@ -502,6 +503,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 int soft_queues_create(struct soft_qp *qp);
 void soft_queues_destroy(struct soft_qp *qp);
 void soft_queues_reset(struct soft_qp *qp);
+/* Move the queue pair to RESET: close its stream, and discard its requests and completions. */
 void soft_qp_enter_reset(struct soft_qp *qp);
 /* Move the queue pair to ERR, flush the send queue and then the receive queue, and close the
  * stream. Does nothing in RESET and ERR. */
@@ -520,6 +522,7 @@ void soft_qp_end_with_peer(struct ibv_qp *qp);
 /* served.c: count_served, release_served and exclude_from_served of aiordma_device_calls */
 const struct aiordma_served *soft_qp_count_served(struct ibv_qp *qp);
 void soft_served_release(const struct aiordma_served *served);
+/* Exclude access with this key from the counts of the bytes served to peers. */
 void soft_exclude_from_served(uint32_t rkey);
 /* Returns whether the bytes that the peer reads with this key are counted. */
 bool soft_counts_reads_of(const struct soft_qp *qp, uint32_t rkey);

@@ -23,6 +23,7 @@ int soft_receive_queue_create(struct soft_receive_queue *rq, struct ibv_pd *pd, 
 {
 	uint32_t slots = soft_slots_for(max_wr);
 
+	/* One more SGE is allocated, so that `sges` points into its block even if max_sge is 0. */
 	*rq = (struct soft_receive_queue){
 		.slots = soft_queue_alloc(pd, slots, sizeof(*rq->slots), SOFT_RECEIVE_QUEUE),
 		.sges = soft_queue_alloc(pd, (size_t)slots * max_sge + 1, sizeof(*rq->sges),
@@ -97,7 +98,7 @@ int soft_queues_create(struct soft_qp *qp)
 	struct ibv_pd *pd = qp->ibv.pd; /* or NULL */
 	int rc;
 
-	if (qp->ibv.srq)
+	if (qp->ibv.srq) /* room for the receive of the current message */
 		rc = soft_receive_queue_create(&qp->rq, pd, 1,
 					       soft_srq_of(qp->ibv.srq)->rq.max_sge);
 	else if (qp->xrcd) /* room for one receive taken from any SRQ of the XRC domain */
@@ -127,8 +128,8 @@ void soft_queues_destroy(struct soft_qp *qp)
 	soft_queue_free(qp->sq.slot_data);
 	soft_queue_free(qp->sq.destinations);
 	soft_receive_queue_destroy(&qp->rq);
-	if (qp->transport->unprepare)
-		qp->transport->unprepare(qp);
+	if (qp->transport->undo_prepare_rtr)
+		qp->transport->undo_prepare_rtr(qp);
 }
 
 /* Discard all posted requests. In RESET, they generate no completions (IBTA 10.3.1.1). */
@@ -136,6 +137,6 @@ void soft_queues_reset(struct soft_qp *qp)
 {
 	qp->sq.oldest = qp->sq.next = qp->sq.tail = qp->sq.reads = 0;
 	qp->rq.head = qp->rq.tail = 0;
-	if (qp->transport->unprepare)
-		qp->transport->unprepare(qp);
+	if (qp->transport->undo_prepare_rtr)
+		qp->transport->undo_prepare_rtr(qp);
 }

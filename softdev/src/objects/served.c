@@ -29,6 +29,7 @@ const struct aiordma_served *soft_qp_count_served(struct ibv_qp *ibv)
 	else
 		served = calloc(1, sizeof(*served));
 	if (served) {
+		/* one reference for the caller, and at the first call another for the queue pair */
 		__atomic_add_fetch(&served->references, qp->served ? 1 : 2, __ATOMIC_RELAXED);
 		qp->served = &served->counts;
 	}

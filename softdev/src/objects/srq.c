@@ -12,7 +12,7 @@
 static struct soft_srq *message_srq(const struct soft_qp *qp)
 {
 	if (qp->xrcd)
-		return soft_xrc_find(qp->xrcd, qp->responder.srq_num);
+		return soft_xrc_find_srq(qp->xrcd, qp->responder.srq_num);
 	return qp->ibv.srq ? soft_srq_of(qp->ibv.srq) : NULL;
 }
 
@@ -78,7 +78,7 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 	pthread_cond_init(&srq->ibv.cond, NULL);
 	soft_lock();
 	srq->ibv.handle = ++soft_device.objects->handles.srq;
-	rc = xrcd ? soft_xrc_add(srq) : 0;
+	rc = xrcd ? soft_xrc_add_srq(srq) : 0;
 	if (!rc) {
 		soft_pd_of(pd)->users++;
 		if (cq)
@@ -129,6 +129,7 @@ int soft_get_srq_num(struct ibv_srq *ibv, uint32_t *srq_num)
 {
 	const struct soft_srq *srq = soft_srq_of(ibv);
 
+	/* Peers address only XRC queues by number. Any other queue is identified by its handle. */
 	*srq_num = srq->xrcd ? srq->number : ibv->handle;
 	return 0;
 }
@@ -237,7 +238,7 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 	}
 	soft_pd_of(ibv->pd)->users--;
 	if (srq->xrcd) {
-		soft_xrc_remove(srq);
+		soft_xrc_remove_srq(srq);
 		soft_cq_of(srq->cq)->users--;
 	}
 	soft_async_drop_events(soft_context_of(ibv->context), ibv);

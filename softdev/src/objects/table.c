@@ -7,6 +7,7 @@
 
 #include "objects.h"
 
+/* Returns the slot of the key, or the empty slot to which the key can be added. */
 static struct soft_table_slot *slot_of(const struct soft_table *table, uint32_t key)
 {
 	uint32_t at = key & (table->capacity - 1);

@@ -11,11 +11,12 @@ struct soft_transport {
 	/* Prepare the transition from INIT to RTR. The peer may have up to `depth` READs and
 	 * atomics outstanding, and `psn` is the first expected PSN. Returns 0 or an errno value.
 	 * May be NULL. */
-	int (*prepare)(struct soft_qp *qp, uint32_t depth, uint32_t psn);
+	int (*prepare_rtr)(struct soft_qp *qp, uint32_t depth, uint32_t psn);
 	/* Change the maximum number of READs and atomics that the peer may have outstanding.
 	 * Returns 0 or an errno value. May be NULL. */
 	int (*resize)(struct soft_qp *qp, uint32_t depth);
-	void (*unprepare)(struct soft_qp *qp); /* reverses `prepare`; safe to repeat; may be NULL */
+	/* Free what `prepare_rtr` has allocated. Safe to repeat. May be NULL. */
+	void (*undo_prepare_rtr)(struct soft_qp *qp);
 	void (*output)(struct soft_qp *qp); /* sends the requests that can be sent now */
 	/* Complete all requests of a UC queue pair that cannot send, as if they had been sent. */
 	void (*discard_sends)(struct soft_qp *qp);

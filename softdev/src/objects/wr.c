@@ -16,7 +16,7 @@ struct soft_batch {
 	struct ibv_send_wr refused; /* request at fault; only wr_id and opcode are valid */
 	uint64_t allowed_operations; /* enum ibv_qp_create_send_ops_flags */
 	bool accepts_data;  /* whether data setters apply to the last request */
-	bool accepts_peer; /* whether peer setters apply to the last request */
+	bool accepts_destination; /* whether destination setters apply to the last request */
 	uint32_t count;
 	uint32_t capacity;
 	/* The arrays have space for `capacity` requests. */
@@ -30,6 +30,7 @@ static struct soft_qp *qp_of(struct ibv_qp_ex *ex)
 	return soft_container(ex, struct soft_qp, ex);
 }
 
+/* Let the whole batch fail because of `wr`. Only the first refusal is reported. */
 static void refuse(struct soft_batch *batch, struct ibv_send_wr wr, enum soft_refusal refusal)
 {
 	if (batch->refusal)
@@ -165,7 +166,7 @@ static void wr_abort(struct ibv_qp_ex *ex)
 	struct soft_batch *batch = qp_of(ex)->batch;
 
 	if (batch->open)
-		close_batch(batch); /* wr_start() discards the requests */
+		close_batch(batch); /* the next wr_start() empties the batch */
 }
 
 /* ---- builders ------------------------------------------------------------------------------ */
@@ -201,9 +202,10 @@ static void build(struct ibv_qp_ex *ex, struct ibv_send_wr wr)
 	 * wr_set_inline_data() or wr_set_inline_data_list(). */
 	wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE;
 	batch->wrs[batch->count++] = wr;
-	batch->accepts_peer =
+	batch->accepts_destination =
 		operation & ~(uint64_t)(IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW);
-	batch->accepts_data = batch->accepts_peer && operation != IBV_QP_EX_WITH_ATOMIC_WRITE &&
+	batch->accepts_data = batch->accepts_destination &&
+			      operation != IBV_QP_EX_WITH_ATOMIC_WRITE &&
 			      operation != IBV_QP_EX_WITH_FLUSH;
 }
 
@@ -335,7 +337,7 @@ static struct ibv_send_wr *last_request_of_type(struct ibv_qp_ex *ex, enum ibv_q
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
 
-	return last_request(ex, batch->accepts_peer && ex->qp_base.qp_type == type);
+	return last_request(ex, batch->accepts_destination && ex->qp_base.qp_type == type);
 }
 
 static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t num_sge, const struct ibv_sge *sg_list)

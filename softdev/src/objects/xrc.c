@@ -39,7 +39,7 @@ static struct soft_xrc_domain *find_domain(const struct ibv_device *ibv_device,
 	return NULL;
 }
 
-/* Create a domain for the file `fd`, or a private domain if `fd` is -1, and store it in *made.
+/* Create a domain for the file `fd`, or a private domain if `fd` is -1, and store it in *created.
  * Returns 0 or an errno value. */
 static int create_domain(int fd, const struct stat *file, struct soft_xrc_domain **created)
 {
@@ -137,7 +137,7 @@ int soft_close_xrcd(struct ibv_xrcd *ibv)
 
 /* ---- shared receive queues by number --------------------------------------------------------- */
 
-int soft_xrc_add(struct soft_srq *srq)
+int soft_xrc_add_srq(struct soft_srq *srq)
 {
 	soft_assert_locked();
 	struct soft_objects *objects = soft_device.objects;
@@ -150,14 +150,14 @@ int soft_xrc_add(struct soft_srq *srq)
 	return rc;
 }
 
-void soft_xrc_remove(struct soft_srq *srq)
+void soft_xrc_remove_srq(struct soft_srq *srq)
 {
 	soft_assert_locked();
 	soft_table_remove(&soft_device.objects->xrc_srqs, srq->number);
 	srq->xrcd->users--;
 }
 
-struct soft_srq *soft_xrc_find(const struct soft_xrcd *xrcd, uint32_t number)
+struct soft_srq *soft_xrc_find_srq(const struct soft_xrcd *xrcd, uint32_t number)
 {
 	soft_assert_locked();
 	struct soft_srq *srq = soft_table_find(&soft_device.objects->xrc_srqs, number);

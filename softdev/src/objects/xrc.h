@@ -22,10 +22,11 @@ int soft_close_xrcd(struct ibv_xrcd *xrcd);
 
 /* Assign the SRQ number that requests use to address the queue. `srq->xrcd` must be set. Returns 0
  * or an errno value. */
-int soft_xrc_add(struct soft_srq *srq);
-void soft_xrc_remove(struct soft_srq *srq);
-/* Find a shared receive queue of the domain by its number. Returns NULL if there is none. */
-struct soft_srq *soft_xrc_find(const struct soft_xrcd *xrcd, uint32_t number);
+int soft_xrc_add_srq(struct soft_srq *srq);
+void soft_xrc_remove_srq(struct soft_srq *srq);
+/* Find a shared receive queue of the domain by its number. It may have been created with another
+ * handle of the same domain. Returns NULL if there is none. */
+struct soft_srq *soft_xrc_find_srq(const struct soft_xrcd *xrcd, uint32_t number);
 
 /* Returns the protection domain whose keys a peer's request may use, or NULL. XRC uses the domain
  * of the shared receive queue that the request names (IBTA annex A14), and other types use the
@@ -36,7 +37,7 @@ static inline const struct ibv_pd *soft_remote_pd(const struct soft_qp *qp, uint
 
 	if (!qp->xrcd)
 		return qp->ibv.pd;
-	srq = soft_xrc_find(qp->xrcd, srq_num);
+	srq = soft_xrc_find_srq(qp->xrcd, srq_num);
 	return srq ? srq->ibv.pd : NULL;
 }
 

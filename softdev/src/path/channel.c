@@ -46,6 +46,7 @@ void soft_path_schedule_failure(struct soft_path *path, int error)
 	soft_defer(&path->flush);
 }
 
+/* Remove the channel from its path without notifying its owner or the peer. */
 static void detach(struct soft_chan *chan)
 {
 	struct soft_path *path = chan->path;
@@ -94,6 +95,7 @@ void soft_path_finish(struct soft_path *path, int error, int64_t missing)
 
 /* ---- control records ------------------------------------------------------------------------ */
 
+/* Write a control record to the path. Returns false if there is no room. */
 static bool put_ctrl(struct soft_path *path, const struct soft_ctrl_record *ctrl)
 {
 	const struct iovec payload = {(void *)ctrl->handshake, ctrl->length};
@@ -109,6 +111,7 @@ static bool put_ctrl(struct soft_path *path, const struct soft_ctrl_record *ctrl
 	return true;
 }
 
+/* Write the queued control records for which there is room. */
 static void flush_ctrl(struct soft_path *path)
 {
 	uint32_t sent = 0;
@@ -121,6 +124,8 @@ static void flush_ctrl(struct soft_path *path)
 			path->ctrl_count * sizeof(*path->ctrl_records));
 }
 
+/* Append a control record to the queue of records that wait for room. Returns false if there are
+ * too many or not enough memory. */
 static bool grow_and_store_ctrl(struct soft_path *path, const struct soft_ctrl_record *ctrl)
 {
 	if (path->ctrl_count == path->ctrl_room) {
@@ -139,6 +144,7 @@ static bool grow_and_store_ctrl(struct soft_path *path, const struct soft_ctrl_r
 	return true;
 }
 
+/* Write a control record, or queue it behind others if the path has no room. */
 static void queue_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
 		       uint32_t from, const uint8_t *handshake)
 {
@@ -233,6 +239,7 @@ void soft_chan_end(struct soft_chan *chan)
 
 /* ---- data ---------------------------------------------------------------------------------- */
 
+/* Append the channel to the channels that wait for room, unless it waits already. */
 static void wait_for_room(struct soft_chan *chan, size_t min_room)
 {
 	struct soft_path *path = chan->path;
@@ -240,6 +247,7 @@ static void wait_for_room(struct soft_chan *chan, size_t min_room)
 	chan->min_room = min_room;
 	if (soft_list_empty(&chan->waiting)) {
 		soft_list_append(&path->waiting, &chan->waiting);
+		/* A channel that waits again within a round is served in the next one. */
 		chan->wait_round = path->offer_round;
 	}
 	soft_defer(&path->flush);
@@ -325,6 +333,7 @@ static struct soft_chan *find_accepted(const struct soft_path *path, uint32_t re
 	return NULL;
 }
 
+/* Handle OPEN, ACCEPT or END. Returns false after a protocol error. */
 static bool receive_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t from,
 			 struct soft_chan *chan, const uint8_t *payload, size_t length)
 {
@@ -350,6 +359,8 @@ static bool receive_ctrl(struct soft_path *path, enum soft_record_kind kind, uin
 		chan->calls->accepted(chan, handshake);
 		return true;
 	case SOFT_RECORD_END:
+		/* With `from`, the peer withdraws its OPEN with that number. This side may have
+		 * accepted the channel by now, or may still be deciding. */
 		if (from && !chan)
 			chan = find_accepted(path, from);
 		if (from && !chan)

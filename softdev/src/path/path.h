@@ -70,8 +70,8 @@ struct soft_chan_ops {
 	 * data. If `waiting` is set, returns true while the channel expects a response. Otherwise,
 	 * returns true only if the channel needs probes even while idle. */
 	bool (*needs_probe)(struct soft_chan *chan, bool waiting);
-	/* Called when the other machine has been silent for `patience`. The callback must end the
-	 * channel. */
+	/* Called when the other machine has been silent for `silence_limit_ns`. The callback must
+	 * end the channel. */
 	void (*silent)(struct soft_chan *chan);
 	/* Called when the channel no longer exists, so the owner must not end it. `error` is 0 if
 	 * the peer ended or refused the channel, ECONNRESET if its process has ended, ECONNREFUSED
@@ -91,7 +91,7 @@ struct soft_chan {
 	size_t min_room; /* minimum useful room in bytes */
 	uint32_t wait_round; /* path->offer_round when the channel began to wait */
 	uint64_t position; /* path->position after the channel's last record */
-	uint64_t patience; /* tolerated silence in ns; 0 for no limit */
+	uint64_t silence_limit_ns; /* how long the other machine may be silent; 0 for no limit */
 };
 
 /* The end of one record in a batch for a path, as cumulative numbers of iovecs, frames and
@@ -118,8 +118,9 @@ struct soft_path_calls {
 	/* Called when the last channel has ended. `by_peer` is set if the peer ended it. May be
 	 * NULL if the path stays open without channels. */
 	void (*idle)(struct soft_path *path, bool by_peer);
-	/* Called when a channel's patience has changed. NULL if the path cannot become silent. */
-	void (*patience_changed)(struct soft_path *path);
+	/* Called when a channel's `silence_limit_ns` has changed. NULL if the path cannot become
+	 * silent. */
+	void (*silence_limit_changed)(struct soft_path *path);
 };
 
 struct soft_path {
@@ -149,6 +150,7 @@ int soft_chan_open(struct soft_chan *chan, struct soft_path *path,
 /* Accept a requested channel. Returns 0, or an errno value after refusing the request. */
 int soft_chan_accept(struct soft_chan *chan, struct soft_path *path, uint32_t remote_id,
 		     const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
+/* Refuse the channel that the peer has requested with the number `remote_id`. */
 void soft_path_refuse(struct soft_path *path, uint32_t remote_id);
 /* Open a channel without a handshake, because both sides already know its numbers. If `id` is 0, a
  * local number is assigned. Returns 0 or an errno value. */
@@ -196,6 +198,7 @@ static inline bool soft_path_is_local(const struct soft_path *path)
 
 /* ---- for the kinds of paths ---------------------------------------------------------------- */
 
+/* Initialize a path without channels. `flush` sends its output before the lock is released. */
 void soft_path_init(struct soft_path *path, const struct soft_path_calls *calls,
 		    void (*flush)(struct soft_deferred *deferred));
 /* Handle a received record. For DATA, `payload` is NULL if only the header has arrived. Returns

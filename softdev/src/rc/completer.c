@@ -71,7 +71,7 @@ bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn)
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->oldest);
 		uint32_t end = send->psn + send->psns;
 
-		if (soft_send_is_read(send))
+		if (soft_send_expects_data(send))
 			break;
 		if ((int32_t)(until - end) < 0) {
 			mark_answered(qp, until);
@@ -130,7 +130,9 @@ static enum soft_sink handle_rnr_nak(struct soft_qp *qp, const struct soft_frame
  * 9.7.5.2.3). */
 static enum soft_sink handle_sequence_nak(struct soft_qp *qp)
 {
-	if (!qp->rnr_waiting && qp->sq.next_psn != qp->sq.unacked) /* false for a duplicate NAK */
+	/* If the requester waits after an RNR NAK, or has already gone back, the NAK refers to
+	 * packets that will be sent again in any case. */
+	if (!qp->rnr_waiting && qp->sq.next_psn != qp->sq.unacked)
 		soft_requester_retry(qp);
 	return SOFT_SINK_NONE;
 }
@@ -171,11 +173,12 @@ static enum soft_sink begin_read_data(struct soft_qp *qp, struct soft_frame *fra
 	return frame->length ? SOFT_SINK_READ : SOFT_SINK_NONE;
 }
 
+/* Check the header of an atomic's response, whose payload is the old value of the memory. */
 static enum soft_sink begin_atomic_data(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
-	if (!soft_send_is_read(send) || send->opcode == IBV_WR_RDMA_READ ||
+	if (!soft_send_expects_data(send) || send->opcode == IBV_WR_RDMA_READ ||
 	    frame->length != SOFT_ATOMIC_RESULT)
 		return SOFT_SINK_BROKEN;
 	return SOFT_SINK_SMALL;
@@ -247,7 +250,7 @@ static void complete_read(struct soft_qp *qp)
 static void complete_atomic(struct soft_qp *qp, const uint8_t *atomic_payload)
 {
 	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
-	struct iovec iov[SOFT_ATOMIC_RESULT];
+	struct iovec iov[SOFT_ATOMIC_RESULT]; /* each byte may belong to another SGE */
 	uint64_t old_value = soft_get64(atomic_payload);
 	const uint8_t *from = (const uint8_t *)&old_value;
 	int count = soft_sge_to_iovecs(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest), send->num_sge,
@@ -267,7 +270,7 @@ void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame,
 		       const uint8_t *atomic_payload)
 {
 	soft_assert_locked();
-	uint32_t end = frame->psn + soft_psn_count(qp, frame->length);
+	uint32_t end = frame->psn + soft_psn_count(qp, frame->length); /* may exceed 24 bits */
 
 	if (frame->opcode == SOFT_ATOMIC_DATA) {
 		complete_atomic(qp, atomic_payload);

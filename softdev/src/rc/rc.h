@@ -38,6 +38,7 @@ static inline uint32_t soft_next_frame_length(const struct soft_tx_cursor *curso
  * now. */
 bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
+/* Update the send queue after the path has accepted the frame `out`. */
 void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
 /* Store iovecs for the frame's payload. Returns the number of iovecs, or -1 if the memory is no
  * longer readable. */
@@ -78,7 +79,10 @@ enum soft_sink soft_responder_unexpected_psn(struct soft_qp *qp, const struct so
 struct soft_known_read *soft_responder_find(const struct soft_responder *responder, uint8_t opcode,
 					    uint32_t psn);
 void soft_responder_report_gap(struct soft_qp *qp); /* sends one NAK per gap */
+/* Queue a NAK for the expected PSN. */
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
+/* Queue the response to a request that counts against max_rd_atomic. At least one slot must be
+ * free. */
 struct soft_response *soft_responder_queue_response(struct soft_qp *qp,
 						    const struct soft_frame *frame, uint8_t opcode,
 						    uint32_t length);
@@ -93,10 +97,12 @@ void soft_responder_free_copy(struct soft_responder *responder, struct soft_resp
 
 /* ---- responder.c ----------------------------------------------------------------------------- */
 
-int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn);
+int soft_responder_prepare_rtr(struct soft_qp *qp, uint32_t depth, uint32_t psn);
 int soft_responder_resize(struct soft_qp *qp,
 			  uint32_t depth); /* implements soft_transport.resize */
-void soft_responder_unprepare(struct soft_qp *qp); /* frees memory; does not require the lock */
+/* Free the responder's memory. Does not require the lock. */
+void soft_responder_undo_prepare_rtr(struct soft_qp *qp);
+/* Send a NAK that ends the connection. Requests from `psn` on are not acknowledged. */
 void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn);
 /* Send a NAK for the accepted request with PSN `psn`, because its memory has been deregistered.
  * This refuses all later requests as well, and drops the responses from `index` on. `withdrawn` is
@@ -107,8 +113,12 @@ void soft_responder_withdraw(struct soft_qp *qp, uint32_t index, uint32_t psn,
  * are not affected. Returns false if this is not a repeated response. */
 bool soft_responder_withdraw_repeated(struct soft_qp *qp, uint32_t index);
 void soft_responder_refuse_repeated(struct soft_qp *qp, struct soft_response *response);
+/* Build the frame with the next part of the queued response at `cursor`, or with the NAK that
+ * replaces it. Returns false if no more responses are queued. */
 bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 			 struct soft_tx_packet *out);
+/* Update the response after the path has accepted its frame `out`, and remove a response that has
+ * been sent completely. */
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out);
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov);
 /* Move the cursor to `response`, which may be the tail of the queue. */

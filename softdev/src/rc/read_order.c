@@ -27,6 +27,8 @@ static bool overlaps(const uint8_t *memory, size_t length, const struct iovec *i
 	return false;
 }
 
+/* Copy the data of a queued READ response if `iov`, which is about to be written, overlaps it. The
+ * response is left as it is if it is long or memory is short. */
 static void copy_response(struct soft_qp *qp, struct soft_response *response,
 			  const struct iovec *iov, int count)
 {

@@ -87,7 +87,8 @@ static uint32_t min_u32(uint32_t one, uint32_t other)
 /* Returns how many of a READ's remaining `psns` the next request covers, or 0 if it has to wait. A
  * retransmitted request must end where the original one ended. A responder can repeat a single
  * response, but it cannot combine parts of two responses (IBTA 9.7.4.1.2). */
-static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t psns, uint32_t part)
+static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t psns,
+			     uint32_t max_part_psns)
 {
 	const struct soft_window *window = qp->window;
 
@@ -98,14 +99,17 @@ static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t ps
 			return min_u32(psns, end - psn);
 	}
 	/* The last part of a READ has no entry in part_ends, because it ends with the READ. */
-	if (psns <= part || (int32_t)(psn - qp->sq.unsent) < 0)
+	if (psns <= max_part_psns || (int32_t)(psn - qp->sq.unsent) < 0)
 		return psns;
 	/* Leave room for the parts that this batch builds before it records any of them. */
-	return window->part_tail - window->part_head <= SOFT_READ_PARTS - WINDOW_PARTS ? part : 0;
+	return window->part_tail - window->part_head <= SOFT_READ_PARTS - WINDOW_PARTS
+		       ? max_part_psns
+		       : 0;
 }
 
-/* Returns how many of a request's remaining `psns` fit into the congestion window. A large READ is
- * split into several requests, because the response to a single request would arrive in one
+/* Returns how many of a request's remaining `psns` fit into the congestion window. They are sent in
+ * parts, usually of a quarter of the window, so that acknowledgements arrive steadily. A large READ
+ * is split into several requests, because the response to a single request would arrive in one
  * burst. */
 static uint32_t psns_allowed(const struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 			     bool read, uint32_t psns)
@@ -114,11 +118,11 @@ static uint32_t psns_allowed(const struct soft_qp *qp, const struct soft_tx_curs
 	const uint32_t window_psns = read ? qp->window->read_psns : qp->window->psns;
 	const uint32_t room = window_psns > in_flight ? window_psns - in_flight : 0;
 	const uint32_t parts = read ? min_u32(WINDOW_PARTS, qp->attr.max_rd_atomic) : WINDOW_PARTS;
-	const uint32_t part = (window_psns + parts - 1) / parts;
+	const uint32_t max_part_psns = (window_psns + parts - 1) / parts;
 
 	if (!read)
-		return min_u32(psns, min_u32(part, room));
-	psns = psns_of_read(qp, cursor->next_psn, psns, part);
+		return min_u32(psns, min_u32(max_part_psns, room));
+	psns = psns_of_read(qp, cursor->next_psn, psns, max_part_psns);
 	/* If nothing is in flight, the part may exceed the window, or it would wait forever. */
 	return cursor->reads < qp->attr.max_rd_atomic && (psns <= room || !in_flight) ? psns : 0;
 }
@@ -169,7 +173,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		.frame =
 			{
 				.opcode = opcode,
-				.syndrome = (uint8_t)qp->attr.path_mtu,
+				.syndrome = (uint8_t)qp->attr.path_mtu, /* checked by the peer */
 				.length = length,
 				.psn = cursor->next_psn & SOFT_PSN_MASK,
 				.address = send->remote_address,
@@ -210,7 +214,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	return true;
 }
 
-/* Record a request for part of a READ. */
+/* Record that a request for `length` bytes of a READ has been sent. */
 static void commit_part(struct soft_qp *qp, uint32_t length)
 {
 	struct soft_send_queue *sq = &qp->sq;
@@ -218,6 +222,7 @@ static void commit_part(struct soft_qp *qp, uint32_t length)
 
 	sq->next_psn += length >> soft_mtu_shift(qp);
 	sq->reads++;
+	/* A retransmitted part is already in the ring. */
 	if ((int32_t)(sq->next_psn - sq->unsent) > 0)
 		window->part_ends[window->part_tail++ % SOFT_READ_PARTS] = sq->next_psn;
 }
@@ -227,6 +232,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	soft_assert_locked();
 	struct soft_send_queue *sq = &qp->sq;
 
+	/* Skip the local requests that were executed while the frame was built. */
 	soft_send_complete_local(qp);
 	if (soft_is_last(&out->frame)) {
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->next++);
@@ -260,13 +266,15 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 					  soft_message_offset(qp, out->frame.psn, send->psn),
 					  out->frame.length, out->by_cma ? SOFT_ACCESS_CMA : 0, iov,
 					  room);
+	/* Atomics send their arguments, and an inline ATOMIC WRITE has its data there as well. */
 	*iov = (struct iovec){.iov_base = send->arguments, .iov_len = out->frame.length};
 	if (inlined && (out->frame.opcode == SOFT_SEND || out->frame.opcode == SOFT_WRITE))
 		iov->iov_base = soft_send_inline(qp, out->index);
 	return 1;
 }
 
-/* Build and commit each frame, but drop it instead of sending it. */
+/* Complete all requests of a UC queue pair without a peer, as if the network had lost them. Each
+ * frame is built and committed, but not sent. */
 static void discard_sends(struct soft_qp *qp)
 {
 	struct soft_tx_packet out;
@@ -292,9 +300,9 @@ static void output(struct soft_qp *qp)
 }
 
 const struct soft_transport soft_rc_transport = {
-	.prepare = soft_responder_prepare,
+	.prepare_rtr = soft_responder_prepare_rtr,
 	.resize = soft_responder_resize,
-	.unprepare = soft_responder_unprepare,
+	.undo_prepare_rtr = soft_responder_undo_prepare_rtr,
 	.output = output,
 	.discard_sends = discard_sends,
 	.retry_expired = soft_retry_expired,

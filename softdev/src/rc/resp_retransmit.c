@@ -15,7 +15,7 @@
 #include "rc.h"
 #include "trace/trace.h"
 
-static void trace_psn(const struct soft_qp *qp, uint32_t psn)
+static void trace_dropped_psn(const struct soft_qp *qp, uint32_t psn)
 {
 	SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = qp->ibv.qp_num,
 			   .remote_qpn = qp->attr.dest_qp_num, .has_psn = true, .psn = psn,
@@ -47,7 +47,7 @@ static struct soft_response *queue_repeated_response(struct soft_qp *qp,
 	struct soft_response *response = soft_responder_queue_response(qp, frame, opcode, length);
 
 	response->may_be_uncounted = true;
-	response->msn = responder->msn;
+	response->msn = responder->msn; /* the request was counted when it was executed */
 	if (result)
 		memcpy(response->result, result, SOFT_ATOMIC_RESULT);
 	soft_qp_link_output(qp->link);
@@ -75,10 +75,11 @@ static void repeat_read(struct soft_qp *qp, const struct soft_frame *frame)
 		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
 	uint32_t behind = (qp->responder.expected_psn - frame->psn) & SOFT_PSN_MASK;
 
-	/* Ignore a duplicate with a different key. A wrong key in a new request ends the queue
+	/* A duplicate cannot extend beyond the PSNs already executed. Also ignore a duplicate
+	 * with a different key. A wrong key in a new request ends the queue
 	 * pair, and a duplicate must not allow a sender to try keys without that risk. */
 	if (!read || read->rkey != frame->rkey || soft_psn_count(qp, frame->dma_length) > behind) {
-		trace_psn(qp, frame->psn);
+		trace_dropped_psn(qp, frame->psn);
 		return;
 	}
 	struct soft_response *response =
@@ -101,7 +102,7 @@ static void repeat_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 		queue_repeated_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT,
 					read->result);
 	else
-		trace_psn(qp, frame->psn);
+		trace_dropped_psn(qp, frame->psn);
 }
 
 /* Returns whether the request repeats a remembered FLUSH or ATOMIC WRITE, which is answered like an
@@ -133,7 +134,7 @@ static void repeat_response(struct soft_qp *qp, const struct soft_frame *frame)
 	else {
 		/* If no request has been accepted yet, the packet cannot be a duplicate. */
 		if (!qp->comm_established)
-			trace_psn(qp, frame->psn);
+			trace_dropped_psn(qp, frame->psn);
 		/* Repeat the acknowledgement even in the middle of a message, because a requester
 		 * with a congestion window may be waiting for it. */
 		repeat_ack(qp);
@@ -147,7 +148,7 @@ enum soft_sink soft_responder_unexpected_psn(struct soft_qp *qp, const struct so
 		repeat_response(qp, frame);
 	else {
 		if (!qp->responder.awaiting_resend) /* once per gap */
-			trace_psn(qp, frame->psn);
+			trace_dropped_psn(qp, frame->psn);
 		soft_responder_report_gap(qp);
 	}
 	return SOFT_SINK_DISCARD;

@@ -52,7 +52,7 @@ int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 }
 
 /* Prepare the responder for the transition to RTR. Returns 0 or an errno value. */
-int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
+int soft_responder_prepare_rtr(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
@@ -65,7 +65,7 @@ int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 	return 0;
 }
 
-void soft_responder_unprepare(struct soft_qp *qp)
+void soft_responder_undo_prepare_rtr(struct soft_qp *qp)
 {
 	struct soft_responder *responder = &qp->responder;
 
@@ -155,11 +155,12 @@ static enum soft_sink refuse_access(struct soft_qp *qp, const struct soft_frame 
 	return refuse(qp, SOFT_NAK_REMOTE_ACCESS, NULL);
 }
 
+/* Complete the receive of the current message with an error, and end the queue pair. */
 static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum soft_nak nak)
 {
 	soft_fail_receive(qp, status);
 	if (soft_qp_is_uc(qp))
-		soft_qp_error(qp);
+		soft_qp_error(qp); /* UC sends no NAKs */
 	else
 		refuse(qp, nak, NULL);
 }
@@ -369,7 +370,7 @@ static bool is_well_formed(const struct soft_qp *qp, const struct soft_frame *fr
  * queue or the queue's CQ has overrun. */
 static enum soft_nak select_srq(struct soft_qp *qp, uint32_t number)
 {
-	const struct soft_srq *srq = soft_xrc_find(qp->xrcd, number);
+	const struct soft_srq *srq = soft_xrc_find_srq(qp->xrcd, number);
 
 	qp->responder.srq_num = number;
 	if (!srq)
@@ -392,6 +393,7 @@ static enum soft_sink continue_message(struct soft_qp *qp, const struct soft_fra
 {
 	struct soft_responder *responder = &qp->responder;
 
+	/* A first packet is valid only if it repeats the start of this message. */
 	if (frame->opcode != responder->opcode ||
 	    (soft_is_first(frame) && frame->psn != responder->first_psn))
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET");
@@ -550,13 +552,15 @@ struct soft_response *soft_responder_queue_response(struct soft_qp *qp,
 		.length = length,
 		.address = frame->address,
 		.rkey = frame->rkey,
-		.srq_num = frame->ack,
+		.srq_num = frame->ack, /* a request has the SRQ number in this field */
 		.msn = responder->msn + 1,
 		.opcode = opcode,
 	};
 	return response;
 }
 
+/* Queue the response to a FLUSH or an ATOMIC WRITE, which looks like an empty READ response (IBTA
+ * annex A19), and remember the request's PSN to recognize a duplicate. */
 static void queue_empty_response(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	struct soft_responder *responder = &qp->responder;
@@ -566,6 +570,7 @@ static void queue_empty_response(struct soft_qp *qp, const struct soft_frame *fr
 		frame->psn;
 }
 
+/* Remember an executed READ or atomic, so that a duplicate of it can be repeated. */
 static struct soft_known_read *remember_read(struct soft_responder *responder,
 					     const struct soft_frame *frame, uint32_t psns)
 {
@@ -595,7 +600,7 @@ static bool execute_atomic(struct soft_qp *qp, const struct soft_frame *frame,
 		return false;
 	copy_overwritten_reads(qp, &(struct iovec){.iov_base = at, .iov_len = sizeof(*at)}, 1);
 	if (frame->opcode == SOFT_ATOMIC_WRITE) {
-		uint64_t value; /* unconverted bytes */
+		uint64_t value; /* the bytes as they arrived */
 
 		memcpy(&value, arguments, sizeof(value));
 		__atomic_store_n(at, value, __ATOMIC_SEQ_CST);
@@ -611,6 +616,7 @@ static bool execute_atomic(struct soft_qp *qp, const struct soft_frame *frame,
 		soft_responder_queue_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT);
 
 	soft_put64(response->result, old_value);
+	/* Keep the result for a retransmitted request, because the atomic must not execute twice. */
 	memcpy(remember_read(responder, frame, 1)->result, response->result,
 	       sizeof(response->result));
 	return true;
@@ -701,6 +707,7 @@ uint32_t soft_responder_ack_psn(const struct soft_qp *qp, const struct soft_tx_c
 uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
 {
 	const struct soft_responder *responder = &qp->responder;
+	/* A request counts as completed only when its response is sent. */
 	uint32_t msn = cursor->response == responder->response_tail
 			       ? responder->msn
 			       : soft_response_at(qp, cursor->response)->msn - 1;
@@ -725,7 +732,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	bool first = cursor->response_psn == response->psn, by_cma;
 	uint32_t offset = (uint32_t)soft_message_offset(qp, cursor->response_psn, response->psn);
 
-	/* A descriptor can only refer to registered memory, and not to a copy. */
+	/* A CMA descriptor can only refer to registered memory, and not to a copy. */
 	if (response->opcode == SOFT_READ_DATA && response->copy)
 		cursor->cma_max = 0;
 	uint32_t length = soft_next_frame_length(
@@ -806,6 +813,7 @@ bool soft_responder_withdraw_repeated(struct soft_qp *qp, uint32_t index)
 	soft_assert_locked();
 	struct soft_response *response = soft_response_at(qp, index);
 
+	/* The other responses that are marked, to a FLUSH or an ATOMIC WRITE, contain no data. */
 	if (response->may_be_uncounted)
 		soft_responder_refuse_repeated(qp, response);
 	return response->may_be_uncounted;

@@ -17,7 +17,7 @@
 #include "path/roce/roce.h"
 
 enum {
-	HEADROOM = 64, /* bytes reserved for a frame header before a datagram */
+	FRAME_HEADER_ROOM = 64, /* bytes reserved for a frame header before a datagram */
 	FIRST_PORT = 32768, /* first ephemeral port, as on Linux */
 	PORTS = 28232,
 	POLL_NS = 100, /* virtual time per poll, so that busy loops reach their deadline */
@@ -36,7 +36,7 @@ struct flight {
 	union ibv_gid from_gid, to_gid;
 	uint16_t port;
 	size_t length;
-	uint8_t bytes[]; /* HEADROOM bytes, followed by the datagram */
+	uint8_t bytes[]; /* FRAME_HEADER_ROOM bytes, followed by the datagram */
 };
 
 struct machine {
@@ -169,11 +169,11 @@ static struct flight *heap_pop(void)
 static void schedule_datagram(struct flight datagram, const uint8_t *bytes)
 {
 	struct flight *flight =
-		check_allocated(malloc(sizeof(datagram) + HEADROOM + datagram.length));
+		check_allocated(malloc(sizeof(datagram) + FRAME_HEADER_ROOM + datagram.length));
 
 	*flight = datagram;
 	flight->number = sim.sent++;
-	memcpy(flight->bytes + HEADROOM, bytes, datagram.length);
+	memcpy(flight->bytes + FRAME_HEADER_ROOM, bytes, datagram.length);
 	heap_push(flight);
 }
 
@@ -242,6 +242,8 @@ static int device_to(const union ibv_gid *gid)
 	return host_of_gid(gid) < 0 ? -1 : gid->raw[13];
 }
 
+/* Send a datagram from a device of the entered machine over the simulated link to the destination
+ * host, which may lose, delay or duplicate the datagram. */
 static void send_datagram(const union ibv_gid *from, uint16_t port, const union ibv_gid *to,
 			  const uint8_t *bytes, size_t length)
 {
@@ -257,6 +259,7 @@ static void send_datagram(const union ibv_gid *from, uint16_t port, const union 
 
 	record_event(EVENT_SEND, (uint64_t)source << 48 | (uint64_t)(target & 0xff) << 40 |
 					 (uint64_t)(network & 0xff) << 32 | length);
+	/* A device is connected only to its own network. */
 	if (current_machine()->state == AIORDMA_SIM_DEAD || !machine ||
 	    (!is_loopback && device_to(from) != network))
 		return;
@@ -352,6 +355,8 @@ void aiordma_sim_set_state(int number, enum aiordma_sim_state state)
 	machine->state = state;
 	if (state == AIORDMA_SIM_STOPPED)
 		return;
+	/* Deliver the datagrams that arrived while the machine was stopped. A dead machine drops
+	 * them (deliver). */
 	for (size_t i = 0; i < machine->held_count; i++) {
 		machine->held[i]->due_ns = sim.now_ns;
 		heap_push(machine->held[i]);
@@ -451,7 +456,7 @@ static void deliver(struct flight *flight)
 		aiordma_sim_enter(machine->number);
 		soft_lock();
 		soft_roce_receive_simulated(&flight->to_gid, &flight->from_gid, flight->port,
-					    flight->bytes + HEADROOM, flight->length);
+					    flight->bytes + FRAME_HEADER_ROOM, flight->length);
 		soft_unlock();
 	}
 	free(flight);

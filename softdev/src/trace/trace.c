@@ -339,6 +339,7 @@ void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, ui
 		if (wc->wc_flags & IBV_WC_WITH_INV)
 			put_number(&line, "invalidated_rkey", wc->invalidated_rkey);
 	}
+	/* The reason was noted for this completion only (soft_trace_failure_reason). */
 	if (wc->status == IBV_WC_LOC_PROT_ERR && trace->failure_reason) {
 		put_name(&line, "reason", trace->failure_reason);
 		put_number(&line, "lkey", trace->lkey);
@@ -629,8 +630,9 @@ static int start_from_environment(void)
 {
 	const char *path = secure_getenv(VARIABLE);
 
-	if (!soft_trace_file_path())
+	if (!soft_trace_file_path()) /* no trace, or one that belongs to the parent process */
 		abandon_trace();
+	/* Read the environment once per process, so that the application can stop the trace. */
 	if (soft_device.trace->env_pid == getpid() || !path || !*path || soft_trace_on)
 		return 0;
 	int rc = start(path);
@@ -689,6 +691,8 @@ void aiordma_trace_stop(void)
 	soft_unlock();
 }
 
+/* End the trace when the process exits. The lock may never become free, because the thread that
+ * held it may no longer exist. */
 __attribute__((destructor)) static void at_exit(void)
 {
 	if (!soft_trace_file_path() || !soft_lock_timed())

@@ -236,6 +236,7 @@ int soft_trace_file_open(const char *path)
 
 	if (!rc)
 		rc = open_locked();
+	/* If another process writes its trace to the file, use a file with the PID in its name. */
 	return rc == EWOULDBLOCK ? open_with_pid(path) : rc;
 }
 

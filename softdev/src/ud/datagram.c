@@ -276,7 +276,8 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
-/* Returns whether the source GID and queue pair number match the sender's address and port. An IPv6
+/* Returns whether the datagram names its real sender: the source GID must be the sender's address,
+ * and the port encoded in the source queue pair number must be the sender's port. An IPv6
  * GID in a multicast message is not checked, because multicast messages are sent over IPv4. */
 static bool has_valid_source(const struct soft_datagram *datagram, const union ibv_gid *from,
 			     uint16_t from_port)

@@ -63,6 +63,8 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 	soft_assert_locked();
 	uint32_t address = address_of(&path->destination), loopback = loopback_interface();
 
+	/* The loopback interface leads to the members on this host, because the socket's own
+	 * multicast loop is disabled. */
 	if (soft_datagram_send_to(datagram, address, MULTICAST_PORT, loopback, payload, count) ==
 	    EAGAIN)
 		return false;
@@ -129,6 +131,7 @@ static int join(int fd, uint32_t address)
 	return 0;
 }
 
+/* Open the socket that receives the messages to the group. Returns 0 or an errno value. */
 static int open_socket(struct group *group)
 {
 	const struct sockaddr_in address = {.sin_family = AF_INET,
@@ -250,7 +253,7 @@ static void detach(struct attachment *attachment)
 {
 	soft_list_remove(&attachment->group_node);
 	soft_list_remove(&attachment->qp_node);
-	if (!is_inherited(attachment->group))
+	if (!is_inherited(attachment->group)) /* a fork resets the count */
 		soft_device.ud->attachment_count--;
 	if (soft_list_empty(&attachment->group->members))
 		group_close(attachment->group);

@@ -43,7 +43,8 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 	return datagram;
 }
 
-/* Deliver a datagram to a queue pair of this process, without a socket. */
+/* Deliver a datagram to a queue pair of this process, without a socket. The receiver needs the
+ * payload in one piece. */
 static void deliver_locally(const struct soft_datagram *datagram, const struct iovec *payload,
 			    int count)
 {
@@ -109,6 +110,8 @@ static bool send_oldest(struct soft_qp *qp)
 static void output(struct soft_qp *qp)
 {
 	for (int i = 0; qp->ibv.state == IBV_QPS_RTS && qp->sq.oldest != qp->sq.tail; i++) {
+		/* Let other queue pairs have their turn. The timer resumes sending in the next step
+		 * of the engine. */
 		if (i == SENDS_PER_TURN) {
 			soft_timer_start(&qp->reach_timer, soft_now());
 			return;
@@ -262,7 +265,7 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 }
 
 /* Make the queue pair reachable before it enters RTR. Returns 0 or an errno value. */
-static int prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
+static int prepare_rtr(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 {
 	const struct soft_ud_packets *packets = soft_device.ud->packets;
 	int rc = packets ? packets->hold() : 0;
@@ -274,8 +277,8 @@ static int prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 	return rc;
 }
 
-/* Undo prepare(). The path MTU is 0 unless prepare() has succeeded. */
-static void unprepare(struct soft_qp *qp)
+/* Undo prepare_rtr(). The path MTU is 0 unless prepare_rtr() has succeeded. */
+static void undo_prepare_rtr(struct soft_qp *qp)
 {
 	if (qp->attr.path_mtu && soft_device.ud->packets &&
 	    !soft_context_inherited(soft_context_of(qp->ibv.context)))
@@ -289,8 +292,8 @@ void soft_ud_set_packets(const struct soft_ud_packets *packets)
 }
 
 const struct soft_transport soft_ud_transport = {
-	.prepare = prepare,
-	.unprepare = unprepare,
+	.prepare_rtr = prepare_rtr,
+	.undo_prepare_rtr = undo_prepare_rtr,
 	.created = soft_datagram_hold,
 	.destroyed = soft_datagram_release,
 	.output = output,

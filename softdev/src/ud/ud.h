@@ -53,6 +53,8 @@ bool soft_datagram_reserve(uint16_t port);
 /* Hold the socket for a new UD queue pair. Datagrams are received while at least one queue pair
  * holds it. */
 void soft_datagram_hold(void);
+/* Release the socket when a UD queue pair is destroyed. The last one to release it drops all input
+ * from then on, but the port stays bound. */
 void soft_datagram_release(void);
 void soft_datagram_shutdown(void);
 

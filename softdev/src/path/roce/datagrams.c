@@ -24,12 +24,15 @@ static int hold_address(const union ibv_gid *gid)
 
 	if (!address)
 		return errno == EADDRNOTAVAIL ? 0 : errno;
+	/* However often an address is held, datagrams count as one user, so undo the count of
+	 * soft_roce_open_address(). */
 	if (address->held)
 		address->users--;
 	address->held = true;
 	return 0;
 }
 
+/* Hold the addresses of all devices. Returns 0 or the errno value of the first failure. */
 static int hold_all(void)
 {
 	int rc = 0;
@@ -45,6 +48,7 @@ static int hold_all(void)
 	return rc;
 }
 
+/* Release the addresses of all devices, and close those without other users. */
 static void release_all(void)
 {
 	soft_list_each (struct soft_roce_address, address, &soft_device.roce->addresses, node) {

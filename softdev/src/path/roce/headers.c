@@ -53,6 +53,7 @@ enum { /* field sizes in bytes */
        u64 = 8,
 };
 
+/* Encode a big-endian number of `bytes` bytes. Returns the end. */
 static inline uint8_t *put_number(uint8_t *at, uint64_t value, int bytes)
 {
 	value = htobe64(value << (64 - 8 * bytes));
@@ -60,6 +61,7 @@ static inline uint8_t *put_number(uint8_t *at, uint64_t value, int bytes)
 	return at + bytes;
 }
 
+/* Decode a big-endian number of `bytes` bytes. */
 static inline uint64_t number(const uint8_t *at, int bytes)
 {
 	uint64_t value = 0;
@@ -207,6 +209,7 @@ enum soft_roce_malformed soft_roce_decode(struct soft_roce_packet *packet, const
 		return SOFT_ROCE_BAD_PAD;
 	packet->payload = at;
 	packet->length = (uint32_t)(end - at) - pad;
+	/* The table contains the required length plus one (enum payload). */
 	return layout->payload == ANY || layout->payload == packet->length + 1
 		       ? SOFT_ROCE_WELL_FORMED
 		       : SOFT_ROCE_BAD_PAYLOAD;

@@ -18,7 +18,7 @@ enum { LRH = 8, IPV4 = 20, IPV6 = 40, UDP = 8, DONT_FRAGMENT = 0x40, PROTOCOL_UD
 /* The CRC register after one byte followed by `k` zero bytes, indexed by `k` and the byte. */
 static uint32_t crc_tables[8][256];
 
-__attribute__((constructor)) static void make_tables(void)
+__attribute__((constructor)) static void make_crc_tables(void)
 {
 	for (int k = 0; k < 8; k++)
 		for (uint32_t byte = 0; byte < 256; byte++) {
@@ -103,6 +103,7 @@ CARRYLESS static uint32_t update_by_lanes(uint32_t crc, const uint8_t *bytes, si
 }
 #endif
 
+/* Update the CRC register with the fastest method that the processor supports. */
 static uint32_t update(uint32_t crc, const uint8_t *bytes, size_t length)
 {
 #ifdef __x86_64__
@@ -194,7 +195,8 @@ uint32_t soft_icrc(const struct soft_icrc_flow *flow, uint16_t identification,
 
 /* ---- checking without the identification --------------------------------------------------- */
 
-static uint32_t multiply(uint32_t a, uint32_t b)
+/* Multiply two polynomials modulo the polynomial of the CRC. */
+static uint32_t multiply_polynomials(uint32_t a, uint32_t b)
 {
 	uint32_t sum = 0;
 
@@ -214,7 +216,7 @@ static uint32_t run_back(uint32_t crc, size_t words)
 
 	for (const uint32_t *factor = factors; words; words >>= 1, factor++)
 		if (words & 1)
-			crc = multiply(crc, *factor);
+			crc = multiply_polynomials(crc, *factor);
 	return crc;
 }
 

@@ -55,6 +55,7 @@ uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool las
 	const uint8_t opcode = acknowledges ? SOFT_ACK : frame->opcode;
 	uint8_t operation = 0;
 
+	/* Find the operation in the table that converts operations to frames. */
 	while (operation < SOFT_ROCE_OPERATION &&
 	       (frames[operation].opcode != opcode || frames[operation].flags != flags))
 		operation++;

@@ -24,17 +24,21 @@ enum {
 
 /* ---- the window ------------------------------------------------------------------------------ */
 
+/* Set the congestion window to `bytes`, within its limits. READs have a smaller window if the
+ * receive buffer of this address cannot hold that many bytes of responses. */
 static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 {
 	const uint32_t shift = soft_mtu_shift(pair->qp);
 	const uint64_t min_window = (uint64_t)MIN_WINDOW_PACKETS << shift;
-	uint64_t reads = pair->address->receive_room;
+	uint64_t read_window = pair->address->receive_room;
 
 	bytes = bytes > MAX_WINDOW ? MAX_WINDOW : bytes < min_window ? min_window : bytes;
-	reads = reads > bytes ? bytes : reads < min_window ? min_window : reads;
+	read_window = read_window > bytes        ? bytes
+		      : read_window < min_window ? min_window
+						 : read_window;
 	pair->window = bytes;
 	pair->psn_window.psns = (uint32_t)(bytes >> shift);
-	pair->psn_window.read_psns = (uint32_t)(reads >> shift);
+	pair->psn_window.read_psns = (uint32_t)(read_window >> shift);
 }
 
 /* Halve the window after a loss or a congestion notification. Then ignore both until all packets
@@ -78,6 +82,7 @@ struct reader {
 	size_t at; /* offset in the first iovec */
 };
 
+/* Copy the next `length` bytes to `to`, and advance the read position. */
 static void read_bytes(struct reader *reader, uint8_t *to, size_t length)
 {
 	while (length) {
@@ -181,6 +186,7 @@ static bool acknowledges(const struct soft_roce_pair *pair, const struct soft_fr
 		(frame->opcode == SOFT_DISCONNECT && frame->ack != pair->qp->responder.acked_psn));
 }
 
+/* Convert a frame to packets of at most the path MTU, and send them. */
 static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 		       struct reader *payload)
 {
@@ -196,6 +202,7 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	if (!soft_roce_from_frame(&packet, frame, small))
 		return;
 	if (soft_is_request(frame) && !pair->has_sent_request) {
+		/* The first send PSN is known only now. */
 		pair->has_sent_request = true;
 		pair->last_unacked = pair->recovery_psn = pair->qp->sq.unacked;
 	}
@@ -215,6 +222,7 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	}
 }
 
+/* Free a pair, and release its address. */
 static void free_pair(struct soft_roce_pair *pair)
 {
 	if (pair->address)
@@ -222,6 +230,7 @@ static void free_pair(struct soft_roce_pair *pair)
 	free(pair);
 }
 
+/* Free the state of a queue pair whose channel ends. */
 static void end_pair(struct soft_roce_pair *pair)
 {
 	soft_table_remove(&soft_device.roce->pairs, pair->qp->ibv.qp_num);
@@ -237,6 +246,8 @@ static ssize_t room(struct soft_path *path, size_t min_room)
 	return (ssize_t)(min_room <= SOFT_HANDSHAKE_SIZE ? min_room : soft_roce_room());
 }
 
+/* Convert the frames of the records to packets and send them (soft_path_calls.put). No packet is
+ * sent for END, which only ends the queue pair. */
 static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
 	       const struct iovec *iov, const struct soft_record_end *ends, int count)
 {
@@ -385,6 +396,8 @@ static uint8_t service_of(enum ibv_qp_type type)
 				    : SOFT_ROCE_XRC;
 }
 
+/* Create the state of a queue pair, which uses the local address `own`. Returns NULL and sets errno
+ * on failure. */
 static struct soft_roce_pair *create_pair(struct soft_chan *chan, struct soft_qp *qp,
 					  const struct soft_gid *own)
 {
@@ -468,7 +481,8 @@ static void flush(struct soft_deferred *deferred)
 		soft_timer_start(&soft_device.roce->room_timer, soft_now());
 }
 
-static void begin(void)
+/* Initialize the path of each device, without channels. */
+static void init_paths(void)
 {
 	soft_device.roce->room_timer = (struct soft_timer){.expired = room_timer_expired};
 	for (int i = 0; i < SOFT_MAX_HCAS; i++) {
@@ -481,7 +495,7 @@ static void create(void)
 {
 	soft_device.roce = soft_alloc_part(sizeof(struct soft_roce));
 	soft_list_init(&soft_device.roce->addresses);
-	begin();
+	init_paths();
 }
 
 /* Send the last packets and close the sockets. The links and their pairs have ended already. */
@@ -491,6 +505,7 @@ static void stop(void)
 	soft_roce_sockets_close(SOFT_ROCE_SEND_STAGED);
 }
 
+/* Drop all queue pairs and sockets in a forked child, without sending anything to the peers. */
 static void forked(void)
 {
 	soft_device.roce->blocked = false; /* staged packets and the timer are not inherited */
@@ -500,7 +515,7 @@ static void forked(void)
 		soft_path_forget(&soft_device.roce->paths[i]);
 	}
 	soft_roce_sockets_close(SOFT_ROCE_DISCARD_STAGED);
-	begin();
+	init_paths();
 }
 
 const struct soft_subsystem soft_roce_subsystem = {

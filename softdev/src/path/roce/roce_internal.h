@@ -133,6 +133,7 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 struct soft_roce_address *soft_roce_open_address(const union ibv_gid *gid);
 /* Remove a user of the address. Then close all addresses without users. */
 void soft_roce_address_release(struct soft_roce_address *address);
+/* Close all addresses without users, except those whose packets are being read. */
 void soft_roce_close_unused_addresses(void);
 /* Returns the address if it is open, or NULL. */
 static inline struct soft_roce_address *soft_roce_find_address(const union ibv_gid *gid)
@@ -154,8 +155,11 @@ uint8_t *soft_roce_stage(void);
 /* Add the packet that the caller has written at soft_roce_stage() to a run, and append its ICRC.
  * `length` includes the padding. */
 void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length);
+/* Send the staged packets until a socket is full. */
 void soft_roce_flush(void);
 enum { SOFT_ROCE_DISCARD_STAGED = false, SOFT_ROCE_SEND_STAGED = true };
+/* Close all sockets and free the buffers. `send_staged` is false in a forked child, which must not
+ * send its parent's packets. */
 void soft_roce_sockets_close(bool send_staged);
 
 /* share.c */
@@ -170,8 +174,8 @@ static inline bool soft_roce_is_guest(const struct soft_roce_address *address)
 int soft_roce_share(struct soft_roce_address *address);
 /* Stop accepting guests, and disconnect the processes that receive through this one. */
 void soft_roce_unshare(struct soft_roce_address *address);
-/* Forward a packet to the guests that it is addressed to. Returns false if this process must handle
- * the packet too. */
+/* Forward a packet to the guests that it is addressed to (struct soft_roce_guest). Returns false if
+ * this process must handle the packet too. */
 bool soft_roce_forward(struct soft_roce_address *address, struct sockaddr_storage *from,
 		       uint8_t *bytes, size_t length, uint8_t traffic_class);
 

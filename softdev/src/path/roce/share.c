@@ -65,6 +65,8 @@ static void guest_disconnected(struct soft_fd_watch *watch)
 	remove_guest(soft_container(watch, struct soft_roce_guest, watch));
 }
 
+/* Accept a process of the same user as a guest, to which this process forwards the packets for its
+ * queue pairs. */
 static void accept_guest(struct soft_acceptor *acceptor, int fd,
 			 const struct sockaddr_storage *from)
 {
@@ -119,6 +121,8 @@ bool soft_roce_is_shared(const union ibv_gid *gid)
 
 /* ---- joining as a guest ---------------------------------------------------------------------- */
 
+/* Connect to the process that owns the address. Returns 0, ECONNREFUSED if the owner is not
+ * listening yet or any more, or another errno value. */
 static int join_as_guest(struct soft_roce_address *address)
 {
 	const struct name owner = name_of(&address->gid, 0);
@@ -129,7 +133,7 @@ static int join_as_guest(struct soft_roce_address *address)
 		return errno;
 	error = connect(fd, (const struct sockaddr *)&owner, NAME_LENGTH) ? errno : 0;
 	if (!error && !soft_is_same_user(fd, &pid))
-		error = EADDRINUSE;
+		error = EADDRINUSE; /* packets must not pass through another user's process */
 	if (error)
 		soft_close_fd(&fd);
 	else

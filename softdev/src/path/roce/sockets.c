@@ -85,6 +85,7 @@ static bool must_retry(const struct soft_roce_run *run, int error)
 	}
 }
 
+/* Set the traffic class of a message, marked as ECN-capable. */
 static void put_traffic_class(struct msghdr *message, const struct soft_roce_run *run)
 {
 	const int value = run->traffic_class | ECT0;
@@ -111,6 +112,8 @@ static void send_run_to_simulation(const struct soft_network *network,
 	soft_device.roce->run_sent++;
 }
 
+/* Drop a run that the kernel has rejected. It counts as sent, so that the runs behind it can
+ * follow. */
 static void drop_run(const struct soft_roce_run *run)
 {
 	union ibv_gid to;
@@ -120,6 +123,8 @@ static void drop_run(const struct soft_roce_run *run)
 	soft_device.roce->run_sent++;
 }
 
+/* Send up to SENDS_PER_CALL runs of one socket with a single system call. The kernel splits each
+ * run into packets (UDP_SEGMENT). */
 static void send_runs(const struct soft_roce_run *runs, unsigned count)
 {
 	union {
@@ -254,7 +259,7 @@ static int control_value(struct msghdr *message, int level, int type)
 		if (at->cmsg_level != level || at->cmsg_type != type)
 			continue;
 		if (at->cmsg_len < CMSG_LEN(sizeof(value)))
-			return *CMSG_DATA(at);
+			return *CMSG_DATA(at); /* IP_TOS has only one byte */
 		memcpy(&value, CMSG_DATA(at), sizeof(value));
 		return value;
 	}
@@ -339,8 +344,9 @@ static size_t read_packets(struct soft_roce_address *address, bool only_forward)
 	return count == READS_PER_CALL ? bytes : 0;
 }
 
-/* Forward unread packets to the guests before the socket is closed. Packets that this process sends
- * to its guests, such as the last acknowledgements, also arrive at this socket. */
+/* Forward unread packets to the guests, which are other processes that receive through this one,
+ * before the socket is closed. Packets that this process sends to its guests, such as the last
+ * acknowledgements, also arrive at this socket. */
 static void forward_unread(struct soft_roce_address *address)
 {
 	/* The input buffer is in use while a packet is handled. */
@@ -371,6 +377,8 @@ static void close_address(struct soft_roce_address *address)
  * All errors except EADDRNOTAVAIL are reported on stderr. */
 static int open_receiver(struct soft_roce_address *address);
 
+/* Read a limited number of packets after the socket has become readable. If the process that owns
+ * the port has closed its connection, compete for the ownership. */
 static void readable(struct soft_fd_watch *watch)
 {
 	struct soft_roce_address *address = soft_container(watch, struct soft_roce_address, watch);
@@ -467,6 +475,8 @@ static void report_not_open(const union ibv_gid *gid, int error)
 			: "");
 }
 
+/* Open the socket that receives packets at the address, or become a guest of the process that owns
+ * it. Returns 0 or an errno value. */
 static int open_receiver(struct soft_roce_address *address)
 {
 	if (soft_device.platform->network) {
@@ -497,6 +507,8 @@ static int open_receiver(struct soft_roce_address *address)
 	return error;
 }
 
+/* Allocate the buffers for packets on first use. Returns false and sets errno to ENOMEM on
+ * failure. */
 static bool allocate(void)
 {
 	if (!soft_device.roce->input)

@@ -182,6 +182,8 @@ static int set_ports(struct soft_shm_peer *peer, uint32_t ports)
 	return soft_watch(&peer->socket, EPOLLIN);
 }
 
+/* Create a peer that is not attached yet, and watch its socket. Takes ownership of `fd`. Returns
+ * NULL if the process at the other end does not belong to this user, or on another failure. */
 static struct soft_shm_peer *create_peer(int fd, uint32_t ports)
 {
 	struct soft_shm_peer *peer = soft_shm_peer_create();
@@ -219,6 +221,7 @@ static bool receive_pipe(struct soft_shm_peer *peer, int fds[FDS])
 	return fd >= 0 && soft_notify_pipe_receive(&peer->pipe, fd);
 }
 
+/* Map the segment that the peer has created, and respond with READY. Returns false on failure. */
 static bool handle_hello(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
 	soft_list_remove(&peer->unidentified);
@@ -256,6 +259,7 @@ static bool handle_message(struct soft_shm_peer *peer, const struct message *mes
 	}
 }
 
+/* Handle a message from the peer, or the end of its connection. */
 static void socket_ready(struct soft_fd_watch *watch)
 {
 	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, socket);
@@ -287,6 +291,7 @@ bool soft_attach_ack_notify(struct soft_shm_peer *peer)
 	return is_open;
 }
 
+/* Handle input after the peer has sent a notification. */
 static void notified(struct soft_fd_watch *watch)
 {
 	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, pipe.in);
@@ -313,6 +318,7 @@ static socklen_t make_socket_name(uint16_t port, struct sockaddr_un *address)
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
+/* Create and map a segment, and send it to the peer together with this side's notify pipe. */
 static bool send_hello(struct soft_shm_peer *peer)
 {
 	int fd = soft_segment_make();
@@ -358,6 +364,8 @@ struct soft_shm_peer *soft_attach_begin(uint16_t ip_port, uint32_t own_port, int
 
 /* ---- the host ------------------------------------------------------------------------------ */
 
+/* Wait for the HELLO of a new connection. If too many connections have not sent one, close the
+ * oldest of them. */
 static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockaddr_storage *address)
 {
 	(void)acceptor;

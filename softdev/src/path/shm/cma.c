@@ -40,7 +40,7 @@ int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_c
 	cma->own = own;
 	cma->peer = peer;
 	memcpy(own->secret, cma->secret, sizeof(own->secret));
-	if (own == peer)
+	if (own == peer) /* this process is its own peer, which sends no message with the address */
 		cma->peer_secret_at = (uintptr_t)cma->secret;
 	return 0;
 }
@@ -139,6 +139,7 @@ static ssize_t read_from_peer(const struct soft_cma *cma, const struct iovec *to
 	return n - (ssize_t)sizeof(secret);
 }
 
+/* Copy the peer's memory in `from` to `to`, which has the same length. */
 static enum soft_cma_result read_all(const struct soft_cma *cma, const struct iovec *to,
 				     int to_count, const struct iovec *from, int from_count)
 {
@@ -199,11 +200,11 @@ static uint64_t ns_per_mib(uint64_t ns, size_t length)
  * because the ring is not measured while cross-memory attach copies everything. */
 static uint64_t update_mean(uint64_t mean, uint64_t ns, size_t length)
 {
-	uint64_t one = ns_per_mib(ns, length);
+	uint64_t measured = ns_per_mib(ns, length);
 
-	if (mean && one > 2 * mean)
-		one = 2 * mean;
-	return mean ? (mean * (WEIGHT - 1) + one) / WEIGHT : one;
+	if (mean && measured > 2 * mean)
+		measured = 2 * mean;
+	return mean ? (mean * (WEIGHT - 1) + measured) / WEIGHT : measured;
 }
 
 uint64_t soft_cma_ring_start(size_t length)
@@ -225,14 +226,16 @@ void soft_cma_ring_read(struct soft_cma *cma, uint64_t start_ns, size_t length)
 		cma->ring_read_ns = update_mean(cma->ring_read_ns, soft_now() - start_ns, length);
 }
 
+/* Returns whether a copy of `length` bytes in `ns` was slower than the ring would have been. */
 static bool is_slow(const struct soft_cma *cma, uint64_t ns, size_t length)
 {
-	uint64_t put_ns = soft_hint_get(&cma->peer->ring_write_ns);
-	uint64_t ring_ns = put_ns && cma->ring_read_ns ? put_ns + cma->ring_read_ns : 0;
-	uint64_t one = ns_per_mib(ns, length);
+	/* All times are for 1 MiB. The ring copies twice, once by each side. */
+	uint64_t write_ns = soft_hint_get(&cma->peer->ring_write_ns);
+	uint64_t ring_ns = write_ns && cma->ring_read_ns ? write_ns + cma->ring_read_ns : 0;
+	uint64_t copy_ns = ns_per_mib(ns, length);
 
-	return one > soft_device.shm->min_slow_copy_ns &&
-	       one > ring_ns * (soft_application_polls() ? 1 : WAKEUP_FACTOR);
+	return copy_ns > soft_device.shm->min_slow_copy_ns &&
+	       copy_ns > ring_ns * (soft_application_polls() ? 1 : WAKEUP_FACTOR);
 }
 
 /* CPU time and page faults of this thread so far. */
@@ -241,6 +244,7 @@ struct thread_usage {
 	long faults;
 };
 
+/* Returns the CPU time and the number of page faults of this thread. */
 static struct thread_usage get_thread_usage(void)
 {
 	struct timespec time;
@@ -254,6 +258,8 @@ static struct thread_usage get_thread_usage(void)
 	};
 }
 
+/* Copy like read_all(), and ask the peer to use the ring for a while after two slow copies in a
+ * row. The second one is measured in CPU time, and does not count if it caused page faults. */
 static enum soft_cma_result read_measured(struct soft_cma *cma, const struct iovec *to,
 					  int to_count, const struct iovec *from, int from_count)
 {

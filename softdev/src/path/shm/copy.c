@@ -18,6 +18,7 @@ enum {
 #ifdef __x86_64__
 #include <cpuid.h>
 
+/* Returns whether this is an AMD Zen 3 or Zen 4 processor, where `rep movsb` is always slow. */
 static bool is_zen_3_or_4(void)
 {
 	unsigned eax, ebx, ecx, edx;
@@ -30,6 +31,7 @@ static bool is_zen_3_or_4(void)
 	       0x19; /* processor family (AMD64 manual 3, E.3.2) */
 }
 
+/* Choose the method of soft_copy() for this processor when the process starts. */
 __attribute__((constructor)) static void choose(void)
 {
 	soft_copy_avoids_movsb = is_zen_3_or_4();

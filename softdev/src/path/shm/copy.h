@@ -9,6 +9,8 @@
 /* Makes soft_copy() copy long data with loads and stores instead of memcpy. Tests change it. */
 extern bool soft_copy_avoids_movsb;
 
+/* Copy into or out of a ring with the method that is faster on this processor. */
 void soft_copy(uint8_t *to, const uint8_t *from, size_t length);
-/* Copy with loads and stores on any x86-64 processor. Uses memcpy on other architectures. */
+/* Copy with loads and stores instead of `rep movsb` on any x86-64 processor. Uses memcpy on other
+ * architectures. */
 void soft_copy_by_loads(uint8_t *to, const uint8_t *from, size_t length);

@@ -74,6 +74,8 @@ bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe)
 
 void soft_notify_pipe_close(struct soft_notify_pipe *pipe)
 {
+	/* Notifications that are still to be written must not go to a file that reuses the number
+	 * of the closed descriptor. */
 	soft_notify_finish();
 	soft_watch_close(&pipe->in);
 	soft_close_fd(&pipe->read_fd);

@@ -35,4 +35,5 @@ void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe);
 /* Empty the pipe, so that epoll reports only later notifications. Returns false if the peer has
  * closed its end. */
 bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe);
+/* Close this side's ends of both pipes. */
 void soft_notify_pipe_close(struct soft_notify_pipe *pipe);

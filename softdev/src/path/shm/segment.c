@@ -94,6 +94,8 @@ int soft_segment_check(int fd)
 	return 0;
 }
 
+/* Map the segment and its rings. This side writes to ring `own_ring` and reads from ring
+ * `peer_ring`, which are the same if the peer is this process. Returns 0 or an errno value. */
 static int map(struct soft_shm_peer *peer, int fd, int own_ring, int peer_ring)
 {
 	void *front = mmap(NULL, RINGS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

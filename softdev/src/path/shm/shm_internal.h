@@ -125,9 +125,16 @@ void soft_wakeup_visit(struct soft_shm_peer *peer);
 /* Keep polling a peer if it has sent more input or has made room for waiting channels. Otherwise,
  * arm its ring unless a thread polls it. */
 void soft_wakeup_rearm(struct soft_shm_peer *peer);
+/* Remove the peer from the poll set, so that no step polls its ring. Safe to repeat. */
 void soft_wakeup_remove(struct soft_shm_peer *peer);
-bool soft_shm_poll(void); /* implements soft_subsystem.poll */
-bool soft_shm_has_input(void); /* implements soft_subsystem.has_input */
-void soft_shm_need_notify(bool on); /* implements soft_subsystem.need_notify */
+/* Handle the input from all peers in the poll set. Returns whether there was any. Implements
+ * soft_subsystem.poll. */
+bool soft_shm_poll(void);
+/* Returns whether a ring of the poll set has input or room that a channel waits for. Implements
+ * soft_subsystem.has_input. */
+bool soft_shm_has_input(void);
+/* Arm all rings of the poll set if `on` is set, so that their peers notify this process. Otherwise
+ * disarm them, because a thread polls. Implements soft_subsystem.need_notify. */
+void soft_shm_need_notify(bool on);
 /* Poll all rings again after a port has come up. */
 void soft_shm_resume(void);

@@ -127,15 +127,18 @@ static bool is_idle(struct soft_shm_peer *peer)
 	       !soft_path_has_waiting(&peer->path);
 }
 
-static bool visit(struct soft_shm_peer *peer, size_t share)
+/* Handle up to `budget` bytes of input from the peer, and then keep polling its ring or arm it.
+ * Returns whether there was input. */
+static bool visit(struct soft_shm_peer *peer, size_t budget)
 {
 	peer->use_count++;
-	bool received = soft_shm_peer_receive(peer, share);
+	bool received = soft_shm_peer_receive(peer, budget);
 
 	peer->idle_polls = received ? 0 : peer->idle_polls + 1;
 	if (received && !peer->path.dead) {
 		add_to_poll_set(peer);
 		ack_notify(peer);
+		/* Reading has made room in the ring, for which the peer may be waiting. */
 		if (soft_ring_room_requested(&peer->in) && soft_ring_must_notify(&peer->out))
 			soft_notify_pipe_notify(&peer->pipe);
 	}
@@ -157,7 +160,7 @@ void soft_wakeup_visit(struct soft_shm_peer *peer)
 bool soft_shm_poll(void)
 {
 	soft_assert_locked();
-	size_t share = SOFT_STEP_BYTES / (soft_device.shm->polled_count + 1);
+	size_t budget = SOFT_STEP_BYTES / (soft_device.shm->polled_count + 1);
 	bool received = false;
 
 	for (unsigned left = soft_device.shm->polled_count; left && soft_device.shm->polled_count;
@@ -168,7 +171,7 @@ bool soft_shm_poll(void)
 		/* Rotate the poll set, so that no peer is always served last. */
 		soft_list_remove(&peer->poll_set);
 		soft_list_append(&soft_device.shm->poll_set, &peer->poll_set);
-		received = visit(peer, share) || received;
+		received = visit(peer, budget) || received;
 	}
 	return received;
 }

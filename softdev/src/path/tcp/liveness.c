@@ -66,6 +66,8 @@ uint64_t soft_liveness_limit(void)
 	return soft_device.tcp->liveness_seconds * SECOND_NS;
 }
 
+/* Turn the kernel's keep-alive probes on or off. The stream may be idle for half of the time limit,
+ * and up to PROBES probes then share the other half. */
 static void set_keepalive(int fd, int on)
 {
 	const int limit = (int)soft_device.tcp->liveness_seconds;
@@ -84,14 +86,17 @@ static void set_keepalive(int fd, int on)
 
 enum { WHILE_IDLE = false, WHILE_WAITING = true };
 
+/* Returns whether any channel requires probes of the other machine, either while it is idle or
+ * while it waits for a response. */
 static bool has_channel_to_probe(const struct soft_tcp_path *tcp, bool waiting)
 {
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
-		if (chan->patience && chan->calls->needs_probe(chan, waiting))
+		if (chan->silence_limit_ns && chan->calls->needs_probe(chan, waiting))
 			return true;
 	return false;
 }
 
+/* Probe the other machine while a channel waits for a response, although no data is in flight. */
 static void check_idle_stream(struct soft_tcp_path *tcp, uint64_t next_check)
 {
 	if (has_channel_to_probe(tcp, WHILE_IDLE))
@@ -103,17 +108,15 @@ static void check_idle_stream(struct soft_tcp_path *tcp, uint64_t next_check)
 		soft_timer_start(&tcp->liveness_timer, next_check);
 }
 
-/* Returns a channel whose patience is at most `silence_ns` ns, or NULL. */
+/* Returns a channel whose limit has been reached after `silence_ns`, or NULL. */
 static struct soft_chan *find_overdue(const struct soft_tcp_path *tcp, uint64_t silence_ns)
 {
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
-		if (chan->patience && silence_ns >= chan->patience)
+		if (chan->silence_limit_ns && silence_ns >= chan->silence_limit_ns)
 			return chan;
 	return NULL;
 }
 
-/* Fail all channels whose peer has been silent for too long while data is in flight. Any segment
- * from the peer, such as a response to a probe, ends the silence. */
 void soft_liveness_check(struct soft_timer *timer)
 {
 	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, liveness_timer);
@@ -169,8 +172,8 @@ void soft_liveness_update(struct soft_path *path)
 	tcp->liveness_limit_ns = 0;
 	soft_list_each (struct soft_chan, chan, &path->chans, node)
 		if (!tcp->liveness_limit_ns ||
-		    (chan->patience && chan->patience < tcp->liveness_limit_ns))
-			tcp->liveness_limit_ns = chan->patience;
+		    (chan->silence_limit_ns && chan->silence_limit_ns < tcp->liveness_limit_ns))
+			tcp->liveness_limit_ns = chan->silence_limit_ns;
 	set_keepalive(tcp->watch.fd, has_channel_to_probe(tcp, WHILE_IDLE));
 	if (!tcp->liveness_limit_ns)
 		soft_timer_stop(&tcp->liveness_timer);

@@ -38,7 +38,7 @@ enum {
 	MAX_BATCH = SOFT_STEP_BYTES + MAX_RECORD,
 	MAX_GATHERED = 64 * 1024, /* bytes of short records sent together */
 	MAX_COPIED = 4096, /* longer records are not copied */
-	MAX_SILENT = 256, /* maximum number of accepted streams without a channel */
+	MAX_UNVERIFIED_STREAMS = 256, /* maximum number of accepted streams without a channel */
 };
 
 #define CONNECTING_NS 20000000000u
@@ -94,6 +94,8 @@ static int64_t unread_by_peer(const struct soft_tcp_path *tcp)
 	return unconfirmed + (int64_t)gathered(tcp);
 }
 
+/* End the path and close the socket. `unread` is the number of bytes at the end of the output that
+ * the peer had not read when it closed the stream, or UNREAD_UNKNOWN. */
 static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 {
 	const struct linger reset_on_close = {.l_onoff = 1};
@@ -121,6 +123,8 @@ static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 	soft_tcp_path_release(tcp);
 }
 
+/* Close a path that has not come up or has not been given a channel in time, or that has lingered
+ * long enough. */
 static void timed_out(struct soft_timer *timer)
 {
 	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, timer);
@@ -184,6 +188,7 @@ static size_t send_with_gathered(struct soft_tcp_path *tcp, struct iovec *iov, i
 	return sent - before;
 }
 
+/* Copy bytes to the gathered output. */
 static void append(struct soft_tcp_path *tcp, const void *bytes, size_t length)
 {
 	size_t room = tcp->output_room;
@@ -228,9 +233,12 @@ static ssize_t room(struct soft_path *path, size_t min_room)
 		send_gathered(tcp);
 	if (tcp->state < SOFT_TCP_UP || tcp->blocked || gathered(tcp) >= MAX_GATHERED)
 		return 0;
+	/* While channels wait, each of them writes a single record in turn. */
 	return soft_path_has_waiting(path) ? MAX_RECORD : MAX_BATCH;
 }
 
+/* Gather short records for one send, or send long ones immediately from the caller's memory
+ * (soft_path_calls.put). */
 static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
 	       const struct iovec *iov, const struct soft_record_end *ends, int count)
 {
@@ -238,7 +246,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	uint8_t headers[SOFT_PATH_RECORDS][RECORD_HEADER];
 	struct iovec all[1 + SOFT_PATH_RECORDS + SOFT_PATH_IOVECS];
 	size_t sent = 0, accepted = 0, bytes = 0;
-	int used = 1, accepted_count = 0;
+	int used = 1, accepted_count = 0; /* send_with_gathered() needs all[0] */
 
 	for (int i = 0, at = 0; i < count; bytes = ends[i++].bytes) {
 		soft_put32(headers[i], (uint32_t)kind << 24 | (uint32_t)(ends[i].bytes - bytes));
@@ -250,7 +258,8 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	}
 	if (bytes > MAX_COPIED && !tcp->blocked)
 		sent = send_with_gathered(tcp, all, used, bytes + (size_t)count * RECORD_HEADER);
-	/* Accept every record of which a part was sent, but at least one. */
+	/* Accept every record of which a part was sent, because the rest of it must follow. Accept
+	 * at least one record, because room() has promised room for it. */
 	do
 		accepted += RECORD_HEADER + ends[accepted_count].bytes -
 			    (accepted_count ? ends[accepted_count - 1].bytes : 0);
@@ -278,7 +287,7 @@ static const struct soft_path_calls tcp_calls = {
 	.room = room,
 	.put = put,
 	.idle = idle,
-	.patience_changed = soft_liveness_update,
+	.silence_limit_changed = soft_liveness_update,
 };
 
 /* Returns whether output may be delayed until the next step. This reduces the number of system
@@ -329,6 +338,7 @@ void soft_tcp_paths_send_delayed(void)
 	}
 }
 
+/* Send pending output after the socket has become writable. */
 static void writable(struct soft_tcp_path *tcp)
 {
 	tcp->blocked = false;
@@ -352,7 +362,7 @@ static int choose_read_buffers(struct soft_tcp_path *tcp, size_t budget, struct 
 			       size_t *direct, size_t *length)
 {
 	struct soft_chan *chan = tcp->path.receiving;
-	size_t tail = SOFT_STAGING_SIZE;
+	size_t read_ahead = SOFT_STAGING_SIZE;
 	int count = 0;
 
 	*direct = 0;
@@ -364,18 +374,20 @@ static int choose_read_buffers(struct soft_tcp_path *tcp, size_t budget, struct 
 		for (int i = 0; i < count; i++)
 			*direct += iov[i].iov_len;
 	}
+	/* While long payloads arrive, read only the header that follows a payload. The next payload
+	 * then stays in the socket until it can be received directly. */
 	if (*direct)
 		tcp->receiving_bulk = true;
 	if (*direct && *direct < tcp->remaining)
-		tail = SOFT_FRAME_HEADER;
+		read_ahead = SOFT_FRAME_HEADER;
 	else if (*direct || (tcp->receiving_bulk && !tcp->remaining))
-		tail = RECORD_HEADER + SOFT_FRAME_HEADER - tcp->input_length;
-	iov[count++] = (struct iovec){.iov_base = soft_scratch()->input, .iov_len = tail};
-	*length = *direct + tail;
+		read_ahead = RECORD_HEADER + SOFT_FRAME_HEADER - tcp->input_length;
+	iov[count++] = (struct iovec){.iov_base = soft_scratch()->input, .iov_len = read_ahead};
+	*length = *direct + read_ahead;
 	return count;
 }
 
-/* Handle the header of a record. */
+/* Handle the header of a record. Returns false after a protocol error. */
 static bool receive_header(struct soft_tcp_path *tcp)
 {
 	uint32_t word = soft_get32(tcp->input);
@@ -396,7 +408,7 @@ static bool receive_header(struct soft_tcp_path *tcp)
 		       : tcp->remaining == SOFT_HANDSHAKE_SIZE;
 }
 
-/* Handle the next payload bytes of a record. */
+/* Handle the next payload bytes of a record. Returns false after a protocol error. */
 static bool receive_payload(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 {
 	tcp->remaining -= (uint32_t)length;
@@ -416,6 +428,7 @@ static bool receive_payload(struct soft_tcp_path *tcp, const uint8_t *data, size
 				 SOFT_HANDSHAKE_SIZE);
 }
 
+/* Handle received bytes, which may end in the middle of a header or a payload. */
 static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 {
 	while (length && tcp->state == SOFT_TCP_UP && !tcp->path.dead) {
@@ -439,6 +452,7 @@ static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 	}
 }
 
+/* Read and handle input until the socket is empty or this step's byte limit is reached. */
 static void read_input(struct soft_tcp_path *tcp)
 {
 	size_t budget = soft_step_byte_budget();
@@ -494,6 +508,8 @@ static void send_hello(struct soft_tcp_path *tcp)
 	soft_defer(&tcp->path.flush);
 }
 
+/* Let channels use the path, because both sides have sent the handshake or the CM has created the
+ * stream. */
 static void handshake_done(struct soft_tcp_path *tcp)
 {
 	tcp->state = SOFT_TCP_UP;
@@ -556,6 +572,7 @@ static void receive_hello(struct soft_tcp_path *tcp)
 	handshake_done(tcp);
 }
 
+/* Start the handshake after connect(2) has succeeded. */
 static void connected(struct soft_tcp_path *tcp)
 {
 	int error = 0;
@@ -637,11 +654,11 @@ void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer)
 
 	if (!tcp)
 		return;
-	soft_places_add(&soft_device.tcp->silent, &tcp->place, peer);
+	soft_places_add(&soft_device.tcp->unverified_streams, &tcp->place, peer);
 	tcp->guessed_until = soft_now();
 	soft_timer_start(&tcp->timer, tcp->guessed_until + FIRST_BYTES_NS);
-	struct soft_place *evicted =
-		soft_places_find_victim(&soft_device.tcp->silent, soft_places_limit(MAX_SILENT));
+	struct soft_place *evicted = soft_places_find_victim(
+		&soft_device.tcp->unverified_streams, soft_places_limit(MAX_UNVERIFIED_STREAMS));
 
 	if (evicted)
 		finish(soft_container(evicted, struct soft_tcp_path, place), ECONNRESET,
@@ -728,6 +745,7 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 		soft_defer(&tcp->path.flush);
 	}
 }
+/* Free the paths in a forked child, which must not send anything on its parent's streams. */
 static void forget(void)
 {
 	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node) {
@@ -737,7 +755,7 @@ static void forget(void)
 		free(tcp->output);
 		free(tcp);
 	}
-	soft_places_init(&soft_device.tcp->silent);
+	soft_places_init(&soft_device.tcp->unverified_streams);
 }
 
 static void create_part(void)
@@ -745,7 +763,7 @@ static void create_part(void)
 	soft_device.tcp = soft_alloc_part(sizeof(struct soft_tcp));
 	soft_list_init(&soft_device.tcp->streams);
 	soft_list_init(&soft_device.tcp->delayed);
-	soft_places_init(&soft_device.tcp->silent);
+	soft_places_init(&soft_device.tcp->unverified_streams);
 }
 
 const struct soft_subsystem soft_tcp_subsystem = {

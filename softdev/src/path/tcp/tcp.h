@@ -54,14 +54,14 @@ struct soft_tcp_path {
 	bool needs_liveness_checks; /* whether the peer can disappear without closing the stream */
 	bool stale; /* silent for too long to be used for new channels */
 	struct soft_timer liveness_timer;
-	uint64_t liveness_limit_ns; /* lowest `patience` of its channels in ns; 0 if none */
+	uint64_t liveness_limit_ns; /* lowest `silence_limit_ns` of its channels in ns; 0 if none */
 	uint64_t silence_start_ns; /* time from which silence counts */
 	uint32_t unanswered_probes; /* number of unanswered kernel probes at the last check */
 };
 
 struct soft_tcp {
 	struct soft_node streams;
-	struct soft_places silent; /* accepted streams without a channel */
+	struct soft_places unverified_streams; /* accepted streams without a channel */
 	struct soft_node delayed; /* streams with delayed output */
 	uint64_t liveness_seconds; /* time limit in seconds for a silent stream */
 	bool version_reported; /* whether a version mismatch has been reported */
@@ -73,6 +73,8 @@ extern const struct soft_subsystem soft_tcp_subsystem;
 struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path);
 /* Find a path to `ends`, or open a new connection if none exists. Returns NULL on failure. */
 struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends);
+/* Create a path over an accepted socket, and wait for the handshake. The peer is not verified yet,
+ * so the number of these paths is limited, and another one may be closed. */
 void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer);
 /* Create a path over a socket that the connection manager has connected, taking ownership of `fd`.
  * Returns NULL, with `fd` closed, if there is not enough memory. */
@@ -86,14 +88,20 @@ struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port);
 bool soft_tcp_path_is_parallel(const struct soft_tcp_path *tcp, int fd);
 /* Handle bytes that the caller has already read from the stream. */
 void soft_tcp_path_input(struct soft_tcp_path *tcp, const void *bytes, size_t length);
+/* Send the output of all paths that delay it. The data is written when the lock is released. */
 void soft_tcp_paths_send_delayed(void);
 
-/* ---- liveness.c: of a stream to another machine ------------------------------------------------ */
+/* ---- liveness.c: streams to another machine ---------------------------------------------- */
 
-int soft_liveness_configure(void); /* implements soft_subsystem.start */
+/* Read the time limit for silent streams from the environment. Implements soft_subsystem.start. */
+int soft_liveness_configure(void);
 /* Returns the default time in ns for which the peer of a path may be silent. */
 uint64_t soft_liveness_limit(void);
-void soft_liveness_update(struct soft_path *path); /* implements soft_path_calls.patience_changed */
+/* Apply the lowest limit of the stream's channels to its liveness checks. Implements
+ * soft_path_calls.silence_limit_changed. */
+void soft_liveness_update(struct soft_path *path);
 /* Start the liveness timer after the stream has sent data. */
 void soft_liveness_sent(struct soft_tcp_path *tcp);
+/* Fail all channels whose peer has been silent for too long while data is in flight. Any segment
+ * from the peer, such as a response to a probe, ends the silence. */
 void soft_liveness_check(struct soft_timer *timer);
