@@ -80,8 +80,9 @@ def complete(call: str, options: O, defaults: O) -> O:
     """
     for name in options:
         if name not in defaults:
-            limit = "handshake_timeout" if "backlog" in defaults else "connect_timeout"
-            setting = limit if name == "timeout" else name
+            # Only functions that listen accept `backlog`. All others connect.
+            time_limit = "handshake_timeout" if "backlog" in defaults else "connect_timeout"
+            setting = time_limit if name == "timeout" else name
             known = setting in Config.__dataclass_fields__
             instead = f"pass config=aiordma.Config({setting}=...) instead"
             hint = instead if known else f"the options are {', '.join(defaults)}"
@@ -101,7 +102,7 @@ def shows(types: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        *own, _ = signature.parameters.values()
+        *own, _ = signature.parameters.values()  # the last parameter is `**options`
         function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
         return function
 

@@ -451,6 +451,8 @@ def _memory(array: Any, layout: _Layout) -> tuple[Any, int]:
     """Return the memory that an array spans, and the offset of element 0 in this memory."""
     if _is_tensor(array) or array.flags.c_contiguous:
         return array, 0
+    # The memory belongs to the last base. With its axes sorted by stride, the base can be used as a
+    # flat buffer even if it is in Fortran order.
     root = array
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -484,6 +486,7 @@ def share(
     """
     _check_connection(conn)
     found, layout = _describe("the array", array, in_place=True)
+    # An empty array has no memory to share, so share a byte that nobody accesses.
     memory, origin = _memory(found, layout) if layout.nbytes else (bytearray(1), 0)
     with conn.register(memory) as region:  # the share keeps the region registered
         shared = conn.share(region, access=access, lease=lease)
@@ -552,6 +555,7 @@ def _split_layout(layout: _Layout, array: Any, max_bytes: int) -> Iterator[tuple
     if layout.nbytes <= _MAX_RUNS * layout.runs()[0] or high - low <= max_bytes:
         yield layout, array
     else:
+        # A first dimension of length 1 is removed, so that the next dimension can be halved.
         for key in (slice(half), slice(half, None)) if half else (0,):
             yield from _split_layout(layout.part(key), array[key], max_bytes)
 
@@ -667,11 +671,12 @@ class RemoteArray:
             await self._transfer(part, _contiguous(local_part), reading=False)
 
     def _memory_of(self, what: str, array: Any, *, in_place: bool = False) -> Any:
+        """Return the memory of an array, which must have this array's element type and shape."""
         memory, layout = _describe(what, array, in_place=in_place)
         # Compare only the element type and the shape, because the strides may differ.
         if layout[:2] != self._layout[:2]:
-            here, there = (f"{_TYPES[it.code][1]} {it.shape}" for it in (layout, self._layout))
-            raise ValueError(f"invalid {what}: got {here}, expected {there}")
+            found, wanted = (f"{_TYPES[it.code][1]} {it.shape}" for it in (layout, self._layout))
+            raise ValueError(f"invalid {what}: got {found}, expected {wanted}")
         return memory
 
     async def _transfer(self, part: _Layout, array: Any, *, reading: bool) -> None:
@@ -684,6 +689,7 @@ class RemoteArray:
         elif runs == 1:
             await self._conn.write(array, self.region[low:high])
         elif reading and high - low <= runs * _MAX_GAP:
+            # If the gaps between the runs are small, it is faster to read them too.
             bytes_with_gaps = np.empty(high - low, np.uint8)
             await self._conn.read(self.region[low:high], bytes_with_gaps)
             dtype = f"u{_TYPES[part.code][0]}"
@@ -692,14 +698,15 @@ class RemoteArray:
             )
             np.frombuffer(bytes_of(array), dtype).reshape(part.shape)[...] = elements
         else:
-            steps = product(*([at * step for at in range(count)] for count, step in outer))
+            # The offset of a run is the sum of one offset in each outer dimension.
+            run_offsets = product(*([at * step for at in range(count)] for count, step in outer))
             with self._conn.register(array) as memory:
                 async with self._conn.batch() as batch:
-                    for index, step in enumerate(steps):
-                        here = memory[index * length : (index + 1) * length]
-                        place = part.origin + sum(step)
-                        there = self.region[place : place + length]
-                        batch.read(there, here) if reading else batch.write(here, there)
+                    for index, offsets in enumerate(run_offsets):
+                        local = memory[index * length : (index + 1) * length]
+                        start = part.origin + sum(offsets)
+                        remote = self.region[start : start + length]
+                        batch.read(remote, local) if reading else batch.write(local, remote)
 
 
 # Special methods that raise an error, because they would need the elements in local memory. If they

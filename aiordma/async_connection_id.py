@@ -76,6 +76,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     def __init__(
         self, device: str | None = None, port_space: cm.PortSpace = cm.PortSpace.TCP
     ) -> None:
+        # If no device is given, AIORDMA_DEVICE may name one, which selects the library to use.
         device = name_or_variable(device)
         library = verbs.find_device(device).library
         self._begin(*make_id(library, port_space), only_device(device))
@@ -98,6 +99,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         self._loop_shutdown.add(self)
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:
+        """Queue an event for `expect`, unless it is a request or ends a connection or listener."""
         if event.type is cm.EventType.CONNECT_REQUEST:
             self._on_request(event)
         elif event.type in ENDED and (self._connected or self._backlog):
@@ -289,6 +291,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         try:
             self.id.reject(private_data)
         except VerbsError:
+            # The peer of a connection request has given up. Any other ID cannot be rejected.
             if self.request is None:
                 raise
         self.close()

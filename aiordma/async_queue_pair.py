@@ -287,8 +287,10 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             raise TypeError(f"{self.qp!r}: {problem}")
 
     def _post(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
+        """Post the requests under numbers of this object, and return a future for each request."""
         wr_ids = [integer("wr_id", request.wr_id) for request in requests]
         numbered = [replace(request, wr_id=next(self._numbers)) for request in requests]
+        # The completion of the last request also settles the futures of unsignaled requests.
         if numbered:
             numbered[-1].send_flags |= _SIGNALED
         self.qp.post_send(numbered)
@@ -344,16 +346,23 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         if len(found) == _MAX_COMPLETIONS:
             self._loop.call_soon(self._on_completions)
         failed = self.qp.first_failure is not None
+        # If the device reports a fatal event, its error is the cause of the flushed requests.
+        # Deliver the other completions first, because handling the event fails all requests.
         if failed and self._cause is None and any(wc.status is _FLUSHED for wc in found):
             self._deliver_executed(found)
             self._events.take()  # receive the event that reports the error state
         self._deliver(found)
         if failed:
-            self._fail(self._flushed)
+            self._fail(self._flush_error)
         else:
             self._wake_waiters()
 
     def _deliver(self, found: list[verbs.WorkCompletion]) -> None:
+        """Settle the futures of the completed requests.
+
+        A completion contains the number that `_receives` or `_sends` has for the request. In the
+        result of a send, it is replaced by the user's wr_id.
+        """
         for wc in found:
             if (waiting := self._receives.pop(wc.wr_id, None)) is not None:
                 settle(waiting, wc, wc.error())
@@ -369,6 +378,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
                 settle(future, wc._replace(wr_id=wr_id), wc.error())
 
     def _deliver_executed(self, found: list[verbs.WorkCompletion]) -> None:
+        """Deliver the completions of requests that the device has executed, not flushed."""
         self._deliver([wc for wc in found if wc.status is not _FLUSHED])
 
     def _on_event(self, event: verbs.AsyncEvent) -> None:
@@ -394,7 +404,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         first = self.qp.first_failure
         flushed = first is None or first.status is _FLUSHED
         self._cause = cause if flushed else first
-        self._fail(self._flushed)
+        self._fail(self._flush_error)
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
         """Fail all futures and waiting calls, because their completions may never arrive."""
@@ -408,7 +418,8 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         for _, waiter in waiters:
             settle(waiter, None, error("work request"))
 
-    def _flushed(self, operation: str) -> Exception:
+    def _flush_error(self, operation: str) -> Exception:
+        """Return the error of an operation that is flushed because the queue pair has failed."""
         return work_completion_error(
             _FLUSHED,
             operation=operation,
@@ -425,7 +436,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     def _check(self) -> None:
         self._check_open()
         if self._cause is not None or self.qp.first_failure is not None:
-            raise self._flushed("work request")
+            raise self._flush_error("work request")
 
     def close(self) -> None:
         """Destroy the queue pair and fail all waiting calls and pending requests.

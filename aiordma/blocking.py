@@ -102,6 +102,7 @@ class _Call:
         self._seconds = seconds
         self._task: asyncio.Task[None] | None = None
         self.result: Any = None
+        # None means that `result` is valid. Until then, an interrupt leaves nothing to undo.
         self.error: BaseException | None = CancelledError()
         # SimpleQueue runs no Python code while it holds its lock. An interrupt (Ctrl-C) therefore
         # cannot leave the lock held.
@@ -128,6 +129,7 @@ class _Call:
             self.end(result, None)
 
     def _caller_error(self, error: BaseException, limit: asyncio.Timeout) -> BaseException:
+        """Return the exception to raise in the calling thread when the function has failed."""
         outcome: BaseException
         if isinstance(error, TimeoutError) and limit.expired():
             outcome = TimeoutError(f"the call timed out after {self._seconds:g} seconds")
@@ -192,6 +194,7 @@ class _LoopThread:
                 call.end(None, self.ended_error())
 
     def _serve(self) -> None:
+        """Run the event loop until `stop`, even if a task raises an exit exception."""
         while not self._end.is_set():
             try:
                 self.loop.run_until_complete(self._end.wait())
@@ -263,6 +266,7 @@ def check_thread() -> None:
 
 
 def _running_thread() -> _LoopThread:
+    """Return the background thread, starting it if necessary."""
     check_thread()
     with _threads_lock:
         if not _threads or _threads[-1].stopped:
@@ -451,6 +455,8 @@ def _blocking_factory(
         loop = _get_running_loop()
 
         async def make() -> H:
+            # The call blocks the caller's own event loop, if there is one. A server in that loop
+            # could not respond, so connecting to it would never end.
             if function is not transport.listen and loop is not None:
                 await check_server(loop, *arguments, **options)
             return handle(thread, await function(*arguments, **options))
@@ -465,7 +471,10 @@ def _blocking_factory(
 async def check_server(
     loop: object, host: Any = "", port: Any = None, *_: object, **__: object
 ) -> None:
-    """Raise WrongLoopError if the server runs in the event loop that the caller would block."""
+    """Raise WrongLoopError if the server runs in the event loop that the caller would block.
+
+    Accepts the arguments of `connect` and `open_stream`, and ignores all but the host and the port.
+    """
     check_host(host)
     for thing in shutdown.all_open():
         if (
@@ -558,7 +567,7 @@ class Connection(_Handle[transport.Connection]):
                 return Received(*self._fill(memory))
             return await self.asynchronous.recv_into(memory)
 
-        return self._call(receive, lambda received: self._keep(memory, received))
+        return self._call(receive, lambda received: self._keep_undelivered(memory, received))
 
     def recv_with(self, allocate: Callable[[int], Any]) -> ReceivedMemory:
         """Call `aiordma.Connection.recv_with` in the background thread and return its result.
@@ -572,7 +581,9 @@ class Connection(_Handle[transport.Connection]):
                 return ReceivedMemory(memory, *self._fill(memory))
             return await self.asynchronous.recv_with(allocate)
 
-        return self._call(receive, lambda received: self._keep(received.memory, received))
+        return self._call(
+            receive, lambda received: self._keep_undelivered(received.memory, received)
+        )
 
     def _fill(self, memory: LocalMemory | AnyMemory) -> tuple[int, int | None]:
         """Move the first message from `_messages` to `memory`.
@@ -588,7 +599,10 @@ class Connection(_Handle[transport.Connection]):
         self._messages.popleft()
         return len(data), imm
 
-    def _keep(self, memory: LocalMemory | AnyMemory, received: Received | ReceivedMemory) -> None:
+    def _keep_undelivered(
+        self, memory: LocalMemory | AnyMemory, received: Received | ReceivedMemory
+    ) -> None:
+        """Keep the message of an interrupted call for the next call that receives."""
         self._messages.appendleft((bytes(_view(memory)[: received.length]), received.imm))
 
     def recv_region(self) -> RemoteRegion:
@@ -616,6 +630,7 @@ class Connection(_Handle[transport.Connection]):
             while True:
                 yield self.recv()
         except ConnectionClosedError:
+            # If the thread was stopped, the peer may have sent more messages.
             if not self._thread.usable:
                 raise
 
@@ -654,7 +669,10 @@ class Listener(_Handle[transport.Listener]):
         async def accept() -> Connection:
             return Connection(self._thread, await self.asynchronous.accept())
 
-        return self._call(accept, lambda lost: self.asynchronous._deliver(lost.asynchronous))
+        def put_back(connection: Connection) -> None:
+            self.asynchronous._deliver(connection.asynchronous)
+
+        return self._call(accept, put_back)
 
     @property
     def address(self) -> Address:
@@ -685,9 +703,10 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
                 )  # drop the reference in the background thread
 
     def _read(self, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]) -> bytes:
+        """Run `read` in the background thread. An interrupt puts its data back into the buffer."""
         reader = self.asynchronous[0]
-        outcome = partial(_read, reader, read)
-        data, error = self._call(outcome, lambda lost: unread(reader, lost[0]))
+        read_in_thread = partial(_read, reader, read)
+        data, error = self._call(read_in_thread, lambda outcome: unread(reader, outcome[0]))
         if error is not None:
             raise error
         return data

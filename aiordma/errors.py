@@ -483,7 +483,7 @@ UNANNOUNCED = (
 )
 
 
-def in_short(error: BaseException) -> str:
+def short_cause(error: BaseException) -> str:
     """Return a short description of the error that ended a connection."""
     if isinstance(error, RetryExceededError):
         return PEER_GONE
@@ -713,7 +713,7 @@ class RangeError(RDMAError, ValueError):
     identifies the region if it belongs to the peer.
     """
 
-    _whose: ClassVar[str] = "region"
+    _region_kind: ClassVar[str] = "region"
 
     def __init__(
         self,
@@ -725,7 +725,9 @@ class RangeError(RDMAError, ValueError):
         detail: str = "",
         region_id: int | None = None,
     ) -> None:
-        name = f"a {self._whose}" if region_id is None else f"{self._whose} {region_id:#x}"
+        name = (
+            f"a {self._region_kind}" if region_id is None else f"{self._region_kind} {region_id:#x}"
+        )
         text = f"cannot access {length} bytes at offset {offset} of {name} ({region_length} bytes)"
         why = f"missing the right to {right}" if right else "out of range"
         super().__init__(f"{text}: {detail or why}")
@@ -739,13 +741,13 @@ class RangeError(RDMAError, ValueError):
 class LocalRangeError(RangeError):
     """A range of local memory cannot be accessed as requested."""
 
-    _whose = "local buffer"
+    _region_kind = "local buffer"
 
 
 class RemoteRangeError(RangeError):
     """A range of the peer's memory cannot be accessed as requested."""
 
-    _whose = "remote region"
+    _region_kind = "remote region"
 
 
 class BufferStateError(RDMAError):

@@ -71,17 +71,18 @@ def _rows_by_key(part: str, *path: str) -> Callable[[Snapshot], Rows]:
 
 
 def _device_gauges(
-    entries: Entries, *rows: tuple[str, str, str], device: str = "device"
+    entries: Entries, *rows: tuple[str, str, str], device_key: str = "device"
 ) -> list[Metric]:
     """Create a gauge with a `device` label for each (name, path, help).
 
     `path` locates the value within an entry. The gauge is the sum over a device's entries. An entry
-    is skipped if its value is None. The unit is bytes if the name ends with "bytes".
+    is skipped if its value is None. `device_key` is the entry's key for the device name. The unit
+    is bytes if the name ends with "bytes".
     """
 
     def sums(path: list[str]) -> Callable[[Snapshot], Rows]:
         return lambda taken: [
-            ((it[device],), value)
+            ((it[device_key],), value)
             for it in entries(taken)
             if (value := _lookup(it, *path)) is not None
         ]
@@ -212,7 +213,7 @@ METRICS: tuple[Metric, ...] = (
         ("pool_waiting", "pool.waiting", "Tasks waiting for pool memory"),
         ("registration_cache_bytes", "registration_cache.bytes",
             "Bytes of user memory whose registrations are cached"),
-        device="name",
+        device_key="name",
     ),
 )  # fmt: skip
 """All exported metrics."""

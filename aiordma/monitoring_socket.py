@@ -169,6 +169,7 @@ class _Server:
             self._listener.close()
             unready_path.unlink(missing_ok=True)
             raise
+        # A forked child must not keep the socket listening after this process has ended.
         self._inode = fork.add_socket(self._listener.fileno())
         self._pid = os.getpid()
         atexit.register(self._remove)
@@ -223,6 +224,8 @@ def serve_request(peer: socket.socket) -> None:
     if request == "port":
         peer.sendall(set_port(*names).encode())
         return
+    # A connection's medium ("roce", "shared memory", ...) can only be looked up in its own event
+    # loop. The snapshot contains the value of the last lookup.
     refresh_wires(open_connections(), WIRE_TIMEOUT)
     peer.sendall(json.dumps(snapshot()).encode())
 

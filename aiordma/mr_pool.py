@@ -312,6 +312,7 @@ class MemoryPool(BlockCache):
         size = integer("size", size)
         block = self._block_if_first(size)
         if block is None:
+            # The set of waiting futures is only of use to callers that cancel them.
             block = await self._waiters.wait(size, set(), internal=False)
         return Buffer(block, size)
 
@@ -340,6 +341,7 @@ class MemoryPool(BlockCache):
         )
 
     def _make(self, size: int) -> Block:
+        """Allocate a block in a slab, adding a slab if none has room."""
         found = self._slabs.allocate(size)
         if found is None:
             self._reclaim()
@@ -347,6 +349,7 @@ class MemoryPool(BlockCache):
         if found is None:
             region = self._register(SLAB_SIZE)
             self._regions[self._slabs.add_slab()] = region, region.buf
+            # Trim the slabs once only a quarter of their memory is in use.
             if len(self._regions) > SPARE_SLABS:
                 self.trim_below = len(self._regions) * SLAB_SIZE // 4
             found = self._slabs.allocate(size)
@@ -359,7 +362,7 @@ class MemoryPool(BlockCache):
         if block is not None:
             return block
         region = self._register(size)
-        return Block(self, region, region.buf, -1, 0, size)
+        return Block(self, region, region.buf, slab=-1, offset=0, size=size)  # not in a slab
 
     def _register(self, size: int) -> verbs.MemoryRegion:
         registered = self._registered
@@ -424,6 +427,7 @@ class MemoryPool(BlockCache):
         self._large.drop()
         for block in self.clear_ready():
             block.retire()
+        # The pool must not keep the memory alive. Only the regions and the users' views may.
         for slab, (region, _) in self._regions.items():
             self._regions[slab] = region, NO_MEMORY
         self._waiters.fail(BufferStateError("the memory pool is closed"))
@@ -476,7 +480,7 @@ class LocalSlice(LocalMemory):
         if isinstance(owner, LocalSlice):
             self._owner = owner._owner
             self._offset += owner._offset
-        self.root: LocalMemory = owner
+        self.root: LocalMemory = owner  # the base class stores the owner of a slice instead
         self.address: int = owner.address + offset
         self.length: int = length
         self.lkey: int = owner.lkey

@@ -41,14 +41,17 @@ class _Snapshots:
     """
 
     def __init__(self) -> None:
-        self._taken: tuple[Snapshot, set[str]] | None = None
+        # The current snapshot, and the names of the metrics that have read it. Both are replaced
+        # with a single assignment, because another thread may be reading them.
+        self._current: tuple[Snapshot, set[str]] | None = None
 
     def for_metric(self, name: str) -> Snapshot:
-        taken = self._taken
-        if taken is None or name in taken[1]:
-            self._taken = taken = snapshot(), set()
-        taken[1].add(name)
-        return taken[0]
+        """Return the current snapshot, or a new one if the metric has already read it."""
+        current = self._current
+        if current is None or name in current[1]:
+            self._current = current = snapshot(), set()
+        current[1].add(name)
+        return current[0]
 
 
 def instrument(meter_provider: MeterProvider | None = None) -> None:

@@ -45,6 +45,7 @@ class Collector:
         """Yield the metrics without values. The registry uses them to check for duplicate names."""
         for metric in METRICS:
             if metric.kind == "histogram":
+                # prometheus_client adds the last label, "le", to each bucket.
                 yield HistogramMetricFamily(metric.name, metric.help, labels=metric.labels[:-1])
             else:
                 yield _SCALARS[metric.kind](metric.name, metric.help, labels=metric.labels)
@@ -55,6 +56,7 @@ class Collector:
         for metric, family in zip(METRICS, self.describe(), strict=True):
             values = metric.values(taken).items()
             if isinstance(family, HistogramMetricFamily):
+                # The rows of a histogram are its buckets, followed by the sum of all observations.
                 for labels, group in groupby(values, key=lambda it: it[0][:-1]):
                     *buckets, (_, total) = ((key[-1], value) for key, value in group)
                     family.add_metric(labels, buckets, total)

@@ -110,7 +110,7 @@ def _text_of(marker: pytest.Mark) -> str:
 def _seed_uses() -> int:
     """Return the number of simulations that have used the seeds in AIORDMA_SIMULATION_SEEDS."""
     seeds = sys.modules.get("aiordma._simulation.seeds")
-    return int(seeds.uses) if seeds else 0
+    return int(seeds.environment_uses) if seeds else 0
 
 
 class _Usage:

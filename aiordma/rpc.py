@@ -261,7 +261,8 @@ async def serve(
     _check_functions(functions)
     max_calls = _check_arguments(dumps, loads, max_calls)
     tasks: dict[int, asyncio.Task[None]] = {}
-    responding = set[asyncio.Task[None]]()  # tasks that are sending a response
+    # Tasks that are sending a response. Their calls no longer count towards `max_calls`.
+    responding = set[asyncio.Task[None]]()
     is_ending = False
 
     async def serve_call(number: int, name: str, data: memoryview) -> None:
@@ -284,7 +285,9 @@ async def serve(
                 await conn._send_alone([_pack(_RESULT, number), result])
             except (asyncio.CancelledError, *EXITS):
                 raise
-            except BaseException as error:  # includes GeneratorExit from garbage collection
+            except BaseException as error:
+                # Garbage collection of the task closes this coroutine outside of the task, by
+                # raising GeneratorExit. No response can be sent then.
                 if asyncio.current_task(conn._loop) is not tasks[number]:
                     raise
                 if not conn.closed:
@@ -296,11 +299,12 @@ async def serve(
             responding.discard(tasks.pop(number))
 
     async def send_error(number: int, kind: str, text: str) -> None:
+        # `number` has no task if the call was rejected.
         responding.update([tasks[number]] if number in tasks else [])
         head = _pack(_ERROR, number, kind)
         max_length = max(0, min(_MAX_TEXT, conn.max_message - len(head)))
         parts = [head, text.encode("utf-8", "replace")[:max_length]]
-        with suppress(RDMAError):  # the loop below ends with the connection
+        with suppress(RDMAError):  # if the connection has ended, `serve` will end too
             sent = asyncio.gather(conn._send_alone_nowait(parts), return_exceptions=True)
             if not is_ending:  # a client that does not read must not delay shutdown
                 await sent
@@ -399,6 +403,7 @@ class _Calls:
                 answer.set_result(frame)
 
     async def read(self, messages: AsyncIterator[Message], conn: weakref.ref[Connection]) -> None:
+        """Pass each response to the call that waits for it, until the connection ends."""
         try:
             async for message in messages:
                 frame = _unpack(message.data, _RESULT, _ERROR)
@@ -478,6 +483,7 @@ class Client(AsyncContext):
                 answer = calls.waiting[number] = asyncio.get_running_loop().create_future()
                 try:
                     await self.connection._send_alone(request)
+                    # The reader has ended with the connection, and no longer releases calls.
                     if self._reader.done():
                         calls.release(number)
                     frame = await answer

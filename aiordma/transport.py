@@ -147,6 +147,7 @@ def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str,
     may then use any device.
     """
     name = _name_or_names(named)
+    # Finding devices is slow, so the loop keeps its choice for CHOICE_LIFETIME seconds.
     loop = asyncio.get_running_loop()
     choices = _choices.setdefault(loop, {})
     now = loop.time()
@@ -159,6 +160,7 @@ def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str,
 
 
 def _name_or_names(named: Devices) -> str | tuple[str, ...] | None:
+    """Return the device name or names in `named` or AIORDMA_DEVICE, which may be a list."""
     if not isinstance(named, list | tuple):
         text = names_or_variable(named)
         if "," not in (text or ""):
@@ -378,6 +380,11 @@ async def prepare_connection(
 def check_security(
     options: Options, ssl: SSLContext | None, hostname: str | None, *, stream: bool = False
 ) -> Security:
+    """Return the security settings of a connection or listener after checking its options.
+
+    `hostname` is the host that a client connects to, or None for a listener. `stream` says whether
+    the connection carries a byte stream (aiordma.streams).
+    """
     via, auth, encrypt = options["via"], options["auth"], options["encrypt"]
     if via not in ("cm", "tcp"):
         raise ValueError(f'via must be "cm" or "tcp", not {via!r}')
@@ -431,7 +438,8 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
 
     def __init__(self, device: str, backlog: int) -> None:
         self.device = device
-        self._backlog = self._prune_above = backlog
+        self._backlog = backlog
+        self._prune_above = backlog  # length of `_ready` above which ended connections are removed
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.for_running_loop()
         self._ports: Sequence[Port] = ()
@@ -773,6 +781,7 @@ class Server(Listening, AsyncContext):
         self._handling.discard(task)  # needed if the task was cancelled before it began
 
     async def _serve(self, connection: Connection) -> None:
+        """Run the handler, then close the connection with a goodbye that says how it ended."""
         goodbye: protocol.Goodbye | None = protocol.GOODBYE
         try:
             await self._handler(connection)

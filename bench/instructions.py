@@ -180,7 +180,7 @@ async def both_ends(
 
             async def do(count: int) -> None:
                 run, tally = ends.Run(count, depth, batch), ends.Tally()
-                serving = asyncio.create_task(server.work(there, tally, served))
+                serving = asyncio.create_task(server.receive_operations(there, tally, served))
                 await getattr(here, kind)(run)
                 await tally.reach(count)
                 serving.cancel()

@@ -76,6 +76,7 @@ def end_of(text: str, start: int) -> int:
 
 
 def parameter(text: str) -> str:
+    """Convert a parameter of a Cython function to its Python declaration."""
     declared, equals, default = text.partition("=")
     kind, name, annotation = PARAMETER.fullmatch(declared.strip()).groups()
     if name in ("self", "cls", "*", "/"):
@@ -85,6 +86,7 @@ def parameter(text: str) -> str:
 
 
 def definition(source: str, match: re.Match[str]) -> Iterator[str]:
+    """Yield the stub of the function whose beginning matches DEF, unless stubs omit it."""
     decorator, indent, kind, name = match.groups()
     end = end_of(source, match.end())
     parameters = [parameter(each) for each in split(source[match.end() : end - 1])]
@@ -101,6 +103,7 @@ def definition(source: str, match: re.Match[str]) -> Iterator[str]:
 
 
 def attributes(body: str) -> Iterator[str]:
+    """Yield the stubs of the public and readonly attributes that a class body declares."""
     for access, kind, names, written in ATTRIBUTE.findall(body):
         for name in names.split(", "):
             found = written or FROM_C.get(kind, kind)
@@ -115,10 +118,12 @@ def declared_in(path: Path) -> str:
 
 
 def body_of(text: str, start: int) -> str:
+    """Return the indented and empty lines that begin at `start`."""
     return re.compile(r"(?:(?:[ \t].*)?\n)*").match(text, start)[0]
 
 
 def stub(source: str, declared: str) -> Iterator[str]:
+    """Yield the lines of a module's stub from its .pyx source and its .pxd file, `declared`."""
     declarations = {it[2]: body_of(declared, it.end()) for it in CLASS.finditer(declared)}
     for match in CLASS.finditer(source):
         decorators, name, base, more = match.groups()
@@ -127,7 +132,7 @@ def stub(source: str, declared: str) -> Iterator[str]:
         body = body_of(source, match.end())
         members = [*attributes(declarations.get(name, "")), *attributes(body)]
         for each in DEF.finditer(body):
-            if len(each[2]) == 4:
+            if len(each[2]) == 4:  # indented like a method, and not nested in one
                 members += definition(body, each)
         if any("def __eq__" in it for it in members):
             members.append("    __hash__: ClassVar[None]  # type: ignore[assignment]")
@@ -136,7 +141,7 @@ def stub(source: str, declared: str) -> Iterator[str]:
     for name, annotation, value in CONSTANT.findall(source):
         yield f"{name}: {annotation or ('str' if value[0] in QUOTED else 'int')}"
     for each in DEF.finditer(source):
-        if not each[2]:
+        if not each[2]:  # not indented: a function of the module
             yield from definition(source, each)
 
 

@@ -10,7 +10,11 @@ from cffi import FFI
 
 
 def enums(ffi: FFI, template: str) -> Iterator[str]:
-    """Yield the lines of enums.py, adding each enumeration's members to the template."""
+    """Yield the lines of enums.py, adding each enumeration's members to the template.
+
+    A line with a prefix and `*` stands for all constants with this prefix. If the docstring of the
+    class names a C enumeration, only its constants count.
+    """
     everything: dict[str, int] = ffi._parser._int_constants
     base, constants = "", everything
     for line in template.splitlines():

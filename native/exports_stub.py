@@ -16,6 +16,7 @@ from pathlib import Path
 
 
 def stub(source: str, package: str) -> Iterator[str]:
+    """Yield an import statement for each name that the source of a package exports lazily."""
     yield '"""Written by native/exports_stub.py."""\n'
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lazy_exports":

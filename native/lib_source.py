@@ -52,15 +52,16 @@ def calls_struct(name: str, header: str, *more: str) -> str:
 
 
 def declarations() -> str:
+    """Return the C declarations that cffi makes available to Python."""
     abi = "".join((SOFTDEV / "abi" / name).read_text() for name in ABI)
     member = "\tconst struct aiordma_device_calls *device;"
     calls = calls_struct("aiordma_calls", (SOFTDEV / "abi" / "calls.h").read_text(), member)
     providers = (SOFTDEV / "abi" / "provider_calls.h").read_text()
-    provided = calls_struct("aiordma_provider_calls", providers)
+    provider_calls = calls_struct("aiordma_provider_calls", providers)
     interface = (NATIVE / "verbs" / "interface.h").read_text()
     # cffi cannot parse preprocessor lines, so remove the include guard and the includes.
     device = (SOFTDEV / "src" / "embedded.h").read_text()
-    return PRELUDE + abi + calls + provided + interface + re.sub(r"(?m)^#.*\n", "", device)
+    return PRELUDE + abi + calls + provider_calls + interface + re.sub(r"(?m)^#.*\n", "", device)
 
 
 ABI = ("verbs.h", "newer.h", "rdma_cma.h", "efadv.h", "mlx5dv.h", "device_calls.h")

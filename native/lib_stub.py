@@ -125,6 +125,7 @@ class Stub:
         return "\n".join([f"class {name}(Struct):", *(lines or ["    ..."])]) + "\n"
 
     def member(self, struct: str, name: str, kind: model.BaseTypeByIdentity, *_: object) -> str:
+        """Return the declaration of a structure's member."""
         read = self.read(kind, f"{struct}_{name}")
         if isinstance(kind, model.StructOrUnion | model.ArrayType):
             return f"    @property\n    def {name}(self) -> {read}: ..."
@@ -155,6 +156,7 @@ class Stub:
         read = self.read(kind)
         if not isinstance(kind, model.PointerType | model.FunctionPtrType):
             return read
+        # C calls return strings of unknown length, but strings passed to them are cffi arrays.
         if read == "Text":
             read = "Characters"
         if read in ("Characters", "IntegerPointer") and "const" in kind.get_c_name():
@@ -184,6 +186,7 @@ class Stub:
         return f"    @overload\n    {declared}"
 
     def text(self) -> str:
+        """Return the text of the stub."""
         new = [
             self.overload("new", '"char[]"', "init: int | bytes", "Characters"),
             self.overload(
@@ -224,7 +227,7 @@ class Stub:
             + re.sub(r"\baiordma_\w+", r"_\g<0>", self.function(kind, self.read(kind.result)))
             for name, kind in functions.items()
         ]
-        ours = [name for name in self.seen.values() if name.startswith("aiordma_")]
+        own_types = [name for name in self.seen.values() if name.startswith("aiordma_")]
         return "\n".join(
             [
                 HEAD + "\n".join(cast + new) + "\n",
@@ -233,7 +236,7 @@ class Stub:
                 *checked,
                 "\nclass CheckedProviderCalls:",
                 *self.table("aiordma_provider_calls"),
-                *(f"_{name}: TypeAlias = {name}" for name in ours),
+                *(f"_{name}: TypeAlias = {name}" for name in own_types),
                 "\nclass Lib:",
                 *lib,
                 *(f"    {name}: Final[int]" for name in self.constants),

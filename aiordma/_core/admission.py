@@ -99,8 +99,9 @@ class TicketValidator:
         self._random = random
         self.challenge: Challenge = Challenge(random(NONCE_SIZE))
         """The challenge to send to new peers."""
+        # The tickets admitted for each valid challenge. A ticket is admitted only once.
         self._admitted: dict[Challenge, set[bytes]] = {self.challenge: set()}
-        self._remaining = TICKETS
+        self._remaining = TICKETS  # number of tickets to admit before the next challenge
 
     def validate(self, ticket: bytes, offer: bytes) -> bool:
         """Return whether the ticket admits the offer.

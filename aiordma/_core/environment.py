@@ -53,6 +53,7 @@ def _description(name: str) -> str:
 
 
 def _nearest(name: str) -> str:
+    """Return the known variable that `name` is probably a misspelling of, or an empty string."""
     from difflib import get_close_matches  # noqa: PLC0415 - only where a name is wrong
 
     rest = name.removeprefix(PREFIX)

@@ -85,7 +85,9 @@ class Transition(NamedTuple):
 
 
 def _rows() -> Iterator[Transition]:
+    """Yield all valid transitions: those in the table, and those to RESET and ERR."""
     for qp_type, current, following, required, optional in STEPS:
+        # The table omits STATE, which is optional if the state stays the same.
         state_bit = 0 if current == following else QPAttrMask.STATE
         yield Transition(
             QPType(qp_type),
@@ -100,8 +102,9 @@ def _rows() -> Iterator[Transition]:
     for qp_type, current in (*known_states, *((it, QPState.ERR) for it in QPType)):
         for following in (QPState.RESET, QPState.ERR):
             if (current, following) != (QPState.RESET, QPState.ERR):
-                masks = (QPAttrMask.STATE, NO_ATTRIBUTES)
-                required, optional = masks if current != following else masks[::-1]
+                required, optional = QPAttrMask.STATE, NO_ATTRIBUTES
+                if current == following:
+                    required, optional = optional, required
                 yield Transition(QPType(qp_type), QPState(current), following, required, optional)
 
 

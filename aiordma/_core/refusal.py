@@ -35,6 +35,7 @@ def unpack_refusal(data: bytes) -> str | None:
     """Return the printable text of a refusal, or None if `data` is not a refusal."""
     if not data.startswith((_MAGIC, _KEY_MAGIC)):
         return None
+    # Both magics have the same length.
     text = data[len(_MAGIC) : REFUSAL_SIZE].rstrip(b"\0").decode(errors="replace")
     return printable(text, REFUSAL_SIZE)
 

@@ -67,6 +67,10 @@ class SlabAllocator:
         return place >> self._slab_shift, place & (self.slab_size - 1)
 
     def _split(self, wanted_class: int) -> int | None:
+        """Split a larger free block, and return the place of a part that has the wanted class.
+
+        Free buddies are joined first if no larger block is free. Returns None if no slab has room.
+        """
         found = self._find_larger_class(wanted_class)
         unused = len(self._slabs) * self.slab_size - self._used_bytes
         if found is None and self._freed_since_join and unused >= self.smallest << wanted_class:

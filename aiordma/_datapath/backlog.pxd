@@ -12,7 +12,7 @@ cdef class Backlog:
     cdef object works                  # work in order, with its numbers
     cdef uint64_t latest               # number of the latest work
     cdef readonly bint is_waiting      # it is held or has work
-    cdef bint held                     # nothing is posted until the new lead has taken over
+    cdef bint held                     # nothing is posted until the new lead rail has taken over
     cdef Wait wait
     cdef int append(self, WorkRequest work) except -1
     cdef WorkRequest first(self)

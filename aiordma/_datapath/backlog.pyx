@@ -64,6 +64,10 @@ cdef class Leftovers:
         self.posted, self.unposted, self.returned_receives, self.late_receives = [], [], [], []
 
     cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1:
+        """Add work for another rail, behind the posted or the unposted work.
+
+        With IS_FIRST, add it in front of that work.
+        """
         work.kept = True
         if was_posted and is_first:
             self.posted.insert(0, work)

@@ -72,6 +72,7 @@ cdef class Controls:
         self, int kind, bytes content, uint32_t window_key, bint is_goodbye=False
     ) except -1:
         self.responses += 1
+        # A Goodbye is always accepted, because `violated` sends one to end the connection.
         if self.responses > self.max_responses and not is_goodbye:
             self.outbox.owner.violated(
                 ProtocolError(
@@ -138,6 +139,7 @@ cdef class Controls:
                 return
 
     cdef int flush(self) except -1:
+        """Send the waiting control messages in order, while there are credits and memory."""
         while self.waiting.size() and can_send(self):
             item = self.waiting.first()
             _, _, _, backlog_position, _ = item
@@ -195,7 +197,11 @@ cdef class Controls:
 
 
 cdef bint can_send(Controls controls) noexcept:
-    """Return whether there is a control credit and a free entry in the send queue."""
+    """Return whether a control frame can be posted now.
+
+    This takes a control credit and a free entry in the send queue. While another rail is taking
+    over from the broken lead rail, nothing can be posted.
+    """
     return (
         controls.outbox.credits.may_send_control()
         and controls.outbox.lead_rail.free > 0

@@ -115,6 +115,13 @@ cdef class Credits:
         return self.control > RESERVE
 
     cdef bint credit_frame_due(self) noexcept:
+        """Return whether a CREDIT frame must return the credits that this side owes.
+
+        The frame itself uses a control credit. It therefore has to return at least two control
+        credits, or enough data credits. Otherwise, two idle sides would return credits for each
+        other's CREDIT frames forever. The last control credit may only be used for a frame that
+        returns control credits. Otherwise, both sides could run out of them.
+        """
         if self.owed_control >= 2:
             return self.control >= 1
         if self.owed_data >= self.data_threshold:
@@ -158,7 +165,7 @@ cdef class Credits:
     # ---- for tests ----
 
     def sent(self, int kind) -> tuple[int, int]:
-        """Write the header of a frame, and return the control and data credits in the header."""
+        """Count a sent frame, and return the control and data credits that its header returns."""
         cdef FrameHeader header
         write_header(&header, self, kind, False, 0)
         return header.control, le16toh(header.data)
@@ -180,6 +187,7 @@ cdef class Credits:
         )
 
     def load(self, account: tuple[int, ...]):
+        """Restore the counters that `account` returned."""
         (
             self.data, self.control, self.used_data_receives, self.owed_data,
             self.used_control_receives, self.owed_control,

@@ -23,7 +23,7 @@ cdef class Wakeups:
     cdef bint draining
     cdef public bint calling_back      # a drain is calling back waiting tasks
     cdef public bint defers_callbacks  # callbacks go through the loop while a task is running
-    cdef unsigned long thread          # thread of the drain that calls back
+    cdef unsigned long drain_thread    # thread of the drain that calls back
     cdef object done_future
     cdef object first_raised           # first error to raise at the end of the drain
     cdef public object brief_spin  # type: Callable[[int], object] | None

@@ -113,13 +113,15 @@ cdef class Wakeups:
         self.spins_left = MAX_SPINS
 
     cdef bint is_in_loop(self) except -1:
-        """Return whether the caller runs in this event loop, or in a callback run by a drain."""
-        if self.calling_back and self.thread == PyThread_get_thread_ident():
+        """Return whether the caller runs in this loop, or in a callback that a drain is running."""
+        if self.calling_back and self.drain_thread == PyThread_get_thread_ident():
             return True
         return get_running_loop() is self.loop
 
     cdef int begin_drain(self) except -1:
-        if not self.defers_callbacks:  # the loop has started a new iteration
+        # Drains on behalf of a running task defer callbacks. Any other drain is called by the loop,
+        # which has started a new iteration.
+        if not self.defers_callbacks:
             self.spins_left = MAX_SPINS
         self.draining = True
         return 0
@@ -139,6 +141,7 @@ cdef class Wakeups:
         return 0
 
     cdef object get_done_future(self):
+        """Return a finished asyncio.Future, which `run_callback` passes to tasks."""
         if self.done_future is None:
             self.done_future = self.loop.create_future()
             self.done_future.set_result(None)
@@ -173,8 +176,9 @@ cdef int call_back(Wakeups wakeups) except -1:
     cdef Py_ssize_t i = 0
     if not settled or wakeups.calling_back:  # the outer drain runs the callbacks
         return 0
+    # Deferred callbacks are only scheduled here. The loop runs them later.
     wakeups.calling_back = not wakeups.defers_callbacks
-    wakeups.thread = PyThread_get_thread_ident()
+    wakeups.drain_thread = PyThread_get_thread_ident()
     while i < len(settled):  # a callback may settle more futures
         future = <OpFuture> settled[i]
         i += 1
@@ -207,6 +211,7 @@ cdef class OpFuture:
         return self
 
     def __next__(self) -> Self:
+        """Yield this future to the task that awaits it, unless it is already settled."""
         if self.state == PENDING:
             self.wakeups.spin_briefly(self)
         if self.state == PENDING:
@@ -309,6 +314,7 @@ cdef class OpFuture:
         if self.callback is None:
             return 0
         self.wakeups.waiting -= 1
+        # A drain runs the callbacks at its end, which is faster than scheduling them in the loop.
         if direct_wake and self.wakeups.draining and state != CANCELLED:
             self.wakeups.settled.append(self)
             return 0
@@ -327,6 +333,7 @@ cdef class OpFuture:
         return 0
 
 cdef int run_callbacks(OpFuture future, bint deferred) except -1:
+    """Run the callbacks of a settled future, or schedule them in the loop if `deferred`."""
     cdef object callback = future.callback, context = future.context
     cdef list more = future.more_callbacks
     future.callback = future.context = future.more_callbacks = None

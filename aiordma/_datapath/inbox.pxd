@@ -63,7 +63,7 @@ cdef class ReceiveTarget(Pinned):
     cdef object allocate
     cdef Local local                   # registered memory; None if not registered
     cdef Pinned pinned_holder          # holder of `local`, pinned while it is used here
-    cdef object registration           # registration for this message only, or None
+    cdef object registration           # registration made for this message only, or None
     cdef Py_buffer buffer
     cdef object keeper                 # object that keeps the memory of the buffer in place
     cdef bint has_buffer, closed
@@ -117,7 +117,7 @@ cdef class Fetcher:
     cdef Controls controls
     cdef Fifo unread                   # messages in `incoming` that are not being read
     cdef object memory, block_source, pool
-    cdef set stalled_reads             # StalledReads of the pools that have watched messages
+    cdef set read_watchers             # StalledReads of the pools that have watched messages
     cdef uint64_t bytes_ahead, max_bytes_ahead  # read or being read, but not taken; and their limit
     cdef uint64_t bytes_reading        # bytes of READs in flight
     cdef bint probing                  # a probe of the peer's device is in flight

@@ -89,9 +89,9 @@ cdef enum:
     # keep a fast link busy, and low enough for the messages to stay in the CPU cache until they are
     # taken.
     MAX_BYTES_READING = 512 << 10
-    # The keys for other rails arrive on the lead's link, behind the data that the lead has already
-    # requested. Until all keys have arrived, the lead therefore reads the first FIRST_BYTES of a
-    # message in chunks of FIRST_CHUNK.
+    # The keys for other rails arrive on the lead rail's link, behind the data that it has already
+    # requested. Until all keys have arrived, the lead rail therefore reads the first FIRST_BYTES of
+    # a message in chunks of FIRST_CHUNK.
     FIRST_BYTES = 256 << 10
     FIRST_CHUNK = 64 << 10
 
@@ -121,8 +121,10 @@ cdef class ReceiveTarget(Pinned):
             self.local = <Local> memory
             self.pinned_holder = self.local.holder()
             self.pinned_holder.pins += 1
+            # `view` raises an error for dma-buf memory, which this process cannot access. Blocks of
+            # the pool need no check.
             if not isinstance(self.pinned_holder, PoolBlock):
-                memory.view  # raises for memory of another device
+                memory.view
             if not self.local.writable:
                 raise ValueError(f"cannot receive into {memory!r}: it is read-only")
             self.bytes, self.length = <unsigned char *> <uintptr_t> self.local.address, self.local.length
@@ -144,6 +146,7 @@ cdef class ReceiveTarget(Pinned):
         return self.retire_if_unused()
 
     cdef int retire_if_unused(self) except -1:
+        """Release the caller's memory if the receiver and all READs into it have ended."""
         if not self.closed or self.pins:
             return 0
         holder, self.pinned_holder = self.pinned_holder, None
@@ -279,6 +282,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         return 0
 
     cdef object advance(self):
+        """Run the coroutine until it has a result, or return the future that it has to await."""
         cdef RecvFuture waiter = self.waiter
         cdef bint waited = waiter is not None
         if not waited:
@@ -330,7 +334,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             return inbox.take()
         if type(item) is PendingRendezvous:
             pending = <PendingRendezvous> item
-            pop_direct_read(inbox, pending)
+            take_direct_read(inbox, pending)
             length, imm = pending.length, pending.imm if pending.has_imm else None
         else:
             message = inbox.take()
@@ -357,6 +361,7 @@ cdef PyObject *recv_next(PyObject *self) noexcept:
     except BaseException as error:
         PyErr_SetObject(type(error), error)
         return NULL
+    # PyErr_SetObject would unpack a tuple, such as `Received`, into the exception's arguments.
     PyErr_SetObject(StopIteration, StopIteration(result) if isinstance(result, tuple) else result)
     return NULL
 
@@ -374,6 +379,7 @@ cdef class MessageIterator:
     """
 
     def __cinit__(self, Inbox inbox not None, reader: str | None = None):
+        """Reserve all messages for this iterator if `reader`, its name in errors, is given."""
         if reader is not None:
             if (
                 inbox.outbox.message_owner is not None
@@ -509,6 +515,7 @@ cdef class RendezvousRead(WorkRequest):
         return f"read of a message of {self.pending.length} bytes from {peer}"
 
     cdef int free_memory(self) except -1:
+        """Unpin the memory after a READ that failed, and let another rail repeat the READ."""
         cdef Pinned pinned
         cdef Lane lane = self.lane
         self.lane = None
@@ -531,8 +538,8 @@ cdef class StripedRead(Striped):
     cdef int register_for(self, SendQueue rail) except -1:
         """Register the memory for the rail, if the peer has sent keys for the rail.
 
-        A rail that fails to register the memory reads nothing. If it is the lead, `movable_bytes`
-        breaks the rail.
+        A rail that fails to register the memory reads nothing. If it is the lead rail,
+        `movable_bytes` breaks the rail.
         """
         if rail.number in self.lkeys or (
             rail.number != self.pending.rail and not keys_of(self.pending, rail.number)
@@ -546,6 +553,10 @@ cdef class StripedRead(Striped):
         return 0
 
     cdef uint64_t movable_bytes(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
+        """Return the number of bytes from `start` to the end of their piece, or 0.
+
+        It is 0 if the rail broke, or if it lacks a key for the local memory or for the piece.
+        """
         cdef SendQueue rail = <SendQueue> lane.rail
         cdef const RendezvousPiece *pieces = pieces_of(self.pending)
         cdef bint is_first_part = start < FIRST_BYTES
@@ -565,6 +576,8 @@ cdef class StripedRead(Striped):
             and len(keys_of(self.pending, rail.number)) <= i * sizeof(RendezvousKey)
         ):
             return 0
+        # The lead rail reads the first bytes in small chunks, because the keys for the other rails
+        # arrive behind the data that it has requested (see FIRST_BYTES).
         rails_with_keys = len(self.pending.keys or ()) + 1
         if is_first_part and rails_with_keys < len(self.fetcher.outbox.stripes.lanes):
             return min(<uint64_t> FIRST_CHUNK, le64toh(pieces[i].length) - start)
@@ -677,6 +690,7 @@ cdef class Inbox:
         return message
 
     cdef int on_message_taken(self, uint64_t length, bint is_last_in_frame) except -1:
+        """Count a message that a receiver has taken, and continue with the next ones."""
         self.outbox.counts.messages_received += 1
         self.outbox.counts.bytes_received += length
         if is_last_in_frame and self.end_error is None:
@@ -766,6 +780,8 @@ cdef object next_item(Inbox inbox, RecvOperation operation, bint has_waited):
             inbox.fetcher.fetch_ahead()
             wake_if_ready(inbox)  # the message stays for the next receiver
             raise refusal
+    # Each receiver that takes its turn wakes the next one. This receiver's turn ends with an error,
+    # so wake the next receiver before raising it.
     if inbox.end_error is not None and (in_turn or not inbox.incoming.size()):
         wake_if_ready(inbox)
         raise inbox.outbox.owner.error_for(inbox.end_error)
@@ -785,7 +801,8 @@ cdef object next_item(Inbox inbox, RecvOperation operation, bint has_waited):
     return None
 
 
-cdef int pop_direct_read(Inbox inbox, PendingRendezvous pending) except -1:
+cdef int take_direct_read(Inbox inbox, PendingRendezvous pending) except -1:
+    """Take the first message, which was read directly into its receiver's memory."""
     inbox.incoming.popleft()
     inbox.fetcher.bytes_ahead -= pending.length
     inbox.on_message_taken(pending.length, True)
@@ -815,7 +832,7 @@ cdef class Fetcher:
         self.memory, self.pool = memory, memory.pool
         self.block_source = memory.block_source(self.fetch_ahead, internal=False)
         self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
-        self.unread, self.stalled_reads = Fifo(), set()
+        self.unread, self.read_watchers = Fifo(), set()
 
     cpdef int fetch_ahead(self) except -1:
         """Start reading the first message if a receiver waits, and others ahead of `recv`."""
@@ -852,7 +869,7 @@ cdef class Fetcher:
         return 0
 
     cdef BlockCache move(self, SendQueue rail):
-        """Switch to a new lead, and return its driver's pool, which now provides the memory."""
+        """Switch to a new lead rail. Return its driver's pool, which now provides the memory."""
         cdef PendingRendezvous pending
         for pending in unacknowledged(self.inbox):
             if pending.unread_bytes and pending.message is not None and not pending.watched:
@@ -862,10 +879,13 @@ cdef class Fetcher:
         return self.pool
 
     cdef int watch(self, PendingRendezvous pending) except -1:
-        """Limit the time for reading a message while other connections wait for memory."""
+        """Limit the time for reading a message while other connections wait for memory.
+
+        The pool calls `stalled` if the READs of this connection complete too slowly.
+        """
         pending.watched = True
         self.watched_count += 1
-        self.stalled_reads.add(self.pool._stalled_reads)
+        self.read_watchers.add(self.pool._stalled_reads)
         self.pool._stalled_reads.begin(self)
         return 0
 
@@ -978,11 +998,12 @@ cdef class Fetcher:
         return 0
 
     cdef int acknowledge(self, PendingRendezvous pending) except -1:
+        """Tell the peer that this side has read the message, so that its memory can be released."""
         if self.outbox.flags & ENDED:
             return 0
         return self.controls.acknowledge(
             pending.request_id,
-            pending.window_key()  # only the lead's queue pair can invalidate it
+            pending.window_key()  # only the lead rail's queue pair can invalidate it
             if self.outbox.pool.has_windows and pending.rail == self.outbox.lead_rail.number
             else 0,
         )
@@ -1012,7 +1033,8 @@ cdef class Fetcher:
         return 0  # `read_done` makes the message available again after its last READ
 
     cdef int end(self) except -1:
-        end_stalling(self)
+        """Stop reading messages, because the connection has ended."""
+        end_watching(self)
         self.unread.take_all()
         self.outbox.stripes.close(self.inbox.end_error)
         for item in self.inbox.incoming.all():
@@ -1021,10 +1043,11 @@ cdef class Fetcher:
         return 0
 
 
-cdef int end_stalling(Fetcher fetcher) except -1:
-    for reads in fetcher.stalled_reads:
+cdef int end_watching(Fetcher fetcher) except -1:
+    """Stop limiting the time for reads, because no message is watched any more."""
+    for reads in fetcher.read_watchers:
         reads.end(fetcher)
-    fetcher.stalled_reads.clear()
+    fetcher.read_watchers.clear()
     return 0
 
 
@@ -1036,6 +1059,8 @@ cdef bint fetch_into_pool(Fetcher fetcher, PendingRendezvous pending) except -1:
     if block is None:
         large = pending.length > (<BlockCache> fetcher.pool).slab_size
         if large and not pending.answered and not fetcher.pool._has_spare(pending.length):
+            # Memory is scarce. Allocate it only after the peer's device has responded to a READ of
+            # zero bytes, whose completion calls `fetch_ahead` again.
             probe(fetcher, pending)
             return False
         try:
@@ -1105,6 +1130,7 @@ cdef bint fetch_into_target(
 cdef StripedRead new_striped_read(
     Fetcher fetcher, PendingRendezvous pending, Pinned pinned, uint64_t address
 ):
+    """Prepare to read a message in chunks, over all rails for which the peer has sent keys."""
     cdef StripedRead striped = StripedRead.__new__(StripedRead, pending.length)
     cdef Lane lane
     striped.fetcher, striped.pending, striped.pinned = fetcher, pending, pinned
@@ -1117,7 +1143,7 @@ cdef StripedRead new_striped_read(
 
 
 cdef int repeat_read(Fetcher fetcher, RendezvousRead read) except -1:
-    """Let other rails repeat a READ of the broken lead, unless its message was dropped."""
+    """Let other rails repeat a READ of the broken lead rail, unless the message was dropped."""
     cdef PendingRendezvous pending = read.pending
     cdef StripedRead striped = pending.striped
     if not read.length:  # a probe
@@ -1126,6 +1152,7 @@ cdef int repeat_read(Fetcher fetcher, RendezvousRead read) except -1:
     if fetcher.inbox.end_error is not None:
         return 0
     if pending.target is None and pending.message is None:
+        # The receiver was cancelled, so these bytes are not needed. Count the READ as done.
         return read_done(fetcher, pending, read.length)
     if striped is None:
         striped = new_striped_read(fetcher, pending, read.pinned, read.address - read.start)
@@ -1146,6 +1173,7 @@ cdef int read_failed(
 
 
 cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) except -1:
+    """Record that READs of `length` bytes are over. After the last one, deliver the message."""
     pending.unread_bytes -= length
     fetcher.bytes_reading -= length
     if fetcher.inbox.end_error is not None:
@@ -1157,7 +1185,7 @@ cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) 
         pending.watched = False
         fetcher.watched_count -= 1
         if not fetcher.watched_count:
-            end_stalling(fetcher)
+            end_watching(fetcher)
     if pending.seal is not None and not fetcher.decrypt(pending):
         return 0
     if pending.target is not None:

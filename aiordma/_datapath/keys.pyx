@@ -81,6 +81,8 @@ cdef class ReadKeys:
         if type(owner) is memoryview:
             owner = owner.obj
         if self.pool.has_windows:
+            # The region for all memory of the process saves a registration. The device cannot check
+            # the bounds of this region, so use it only for memory that is certainly mapped.
             if self.pool.local_dma_mr and has_no_holes(owner):
                 key.region = self.pool.local_dma_mr
             elif isinstance(owner, PoolBlock):
@@ -107,11 +109,13 @@ cdef class ReadKeys:
                     raise
                 return key
         key.mr = self.register(owner, bytes, length, IBV_ACCESS_REMOTE_READ)
+        # Messages count as sent bytes, not as bytes that the peer reads with one-sided reads.
         if self.exclude_from_counts != NULL:
             self.exclude_from_counts(key.mr.rkey)
         return key
 
     cdef Window new_window(self):
+        """Allocate a window for messages, whose reads do not count as one-sided reads."""
         cdef Window window = Window(self.pd.alloc_mw())
         if self.exclude_from_counts != NULL:
             self.exclude_from_counts(window.mw.rkey)

@@ -66,7 +66,7 @@ cdef class Remote:
     cdef public Clock _clock           # of a whole region
     cdef public double _deadline       # end of the lease by `_clock`; infinite if none
     cdef public object _user
-    # keys for rails other than the lead, by number; None if there will be none
+    # keys for rails other than the lead rail, by number; None if there will be none
     cdef public dict _keys  # type: dict[int, int] | None
     cdef Remote owner
     cdef Remote whole(self)

@@ -165,6 +165,10 @@ cdef class BlockCache:
         return block
 
     cdef bint keep_block(self, PoolBlock block) except -1:
+        """Cache a free block for fast reuse, unless its size already has `ready_bytes` cached.
+
+        One block of each size is always cached. Returns False if the block is not cached.
+        """
         cdef list free_list = self.free_list(block.size)
         if free_list and <uint64_t> (len(free_list) + 1) * block.size > self.ready_bytes:
             return False
@@ -172,6 +176,11 @@ cdef class BlockCache:
         return True
 
     cdef int return_block(self, PoolBlock block) except -1:
+        """Take back a block whose last lease has ended. Cache it, or recycle it in the pool.
+
+        The pool recycles it if, for example, tasks are waiting for memory, or so little memory is
+        leased (`trim_below`) that the pool can release unused slabs.
+        """
         self.leases -= 1
         self.leased_bytes -= block.size
         if block.size <= self.slab_size:
@@ -205,6 +214,7 @@ cdef class BlockCache:
         return self.keep_block(block)
 
     def clear_ready(self) -> list[Any]:
+        """Remove and return all cached free blocks."""
         cdef list blocks = []
         for free_list in self.free_blocks:
             blocks.extend(free_list)

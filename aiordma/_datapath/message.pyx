@@ -210,6 +210,7 @@ cdef class Served:
     """The number of bytes that the peer has read and written through one queue pair."""
 
     def __init__(self, qp: QueuePair):
+        """Get the device's counters for the queue pair, if the device has them."""
         cdef uintptr_t counts, release
         library = qp.context.library
         counted = library.count_served(qp.pointer)

@@ -32,7 +32,7 @@ cdef class WRChain(WorkRequest):
     cdef list regions                  # further target regions
     cdef aiordma_send *append(self, Pinned pinned, uint64_t address, uint32_t length,
                               uint32_t lkey) except NULL
-    cdef bint move(self, SendQueue lead) except -1
+    cdef bint move(self, SendQueue new_lead) except -1
     cdef int drop_writes(self) except -1
     cdef uint32_t count_of(self, uint32_t opcode) noexcept
     cdef aiordma_send *add(self, uint32_t opcode, Local local, Remote remote,
@@ -58,11 +58,11 @@ cdef class StripedTransfer(Striped):
     cdef Stripes stripes
     cdef Pinned pinned
     cdef dict keys, lkeys              # keys of both memories, by rail number
-    cdef uint64_t predecessor          # wr_id of the lead's work that must complete first
+    cdef uint64_t predecessor          # wr_id of the lead rail's work that must complete first
     cdef uint32_t chunks_in_flight     # chunks in flight
     cdef bint started
     cdef bint is_write(self) noexcept
-    cdef SendQueue lead(self)
+    cdef SendQueue lead_rail(self)
     cdef uint32_t lkey(self, SendQueue rail) except? 0
     cdef int completed(self, Lane lane, uint64_t length) except -1
     cdef int on_chunk_failure(self, Lane lane, uint64_t start, uint64_t length) except -1

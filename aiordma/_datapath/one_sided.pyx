@@ -67,6 +67,7 @@ cdef class WRChain(WorkRequest):
     cdef aiordma_send *append(
         self, Pinned pinned, uint64_t address, uint32_t length, uint32_t lkey
     ) except NULL:
+        """Append a request for pinned local memory. The caller sets its opcode and its target."""
         reserve(self, self.request_count + 1)
         cdef aiordma_send *send = &self.sends[self.request_count]
         cdef ibv_sge *sge = &self.sges[self.request_count]
@@ -133,21 +134,25 @@ cdef class WRChain(WorkRequest):
             self.count_of(IBV_WR_RDMA_READ) + self.count_of(IBV_WR_RDMA_WRITE) == self.request_count
         )
 
-    cdef bint move(self, SendQueue lead) except -1:
-        """Switch to the keys for the next lead. Returns False if a region has no key for it."""
+    cdef bint move(self, SendQueue new_lead) except -1:
+        """Use the keys for `new_lead` instead of those for the broken lead rail.
+
+        Returns False if a region has no key for the new lead rail, or if the local memory cannot be
+        registered with its device.
+        """
         cdef uint32_t i
         cdef list keys = []
         if self.waiter is not None:
-            self.waiter.queue = lead
+            self.waiter.queue = new_lead
         if self.striped is not None:
             return True  # the striped transfer has the keys of all rails
         for i in range(self.request_count):
             keys_by_rail = keys_for(self, self.sends[i].rkey)
-            if keys_by_rail is None or lead.number not in keys_by_rail:
+            if keys_by_rail is None or new_lead.number not in keys_by_rail:
                 return False
-            keys.append(keys_by_rail[lead.number])
+            keys.append(keys_by_rail[new_lead.number])
         try:
-            set_local_keys(self, lead)
+            set_local_keys(self, new_lead)
         except (RDMAError, OSError, MemoryError):
             return False
         for i in range(self.request_count):
@@ -227,6 +232,7 @@ cdef class WRChain(WorkRequest):
         return post_sends(queue, self.sends, last + 1, self.sges, posted, length)
 
     cdef object refusal(self):
+        """Return the error if a region has become unusable while the chain waited, or None."""
         # An operation that has started may finish after the program releases its region, because
         # the peer gets the release after the operation. An operation without a waiter has not
         # started. One in the sender's queue could be overtaken by the release.
@@ -269,7 +275,7 @@ cdef class WRChain(WorkRequest):
     cdef int free_memory(self) except -1:
         cdef Pinned pinned
         cdef list pins = self.pins
-        if self.kept:
+        if self.kept:  # another rail may post the chain again
             return 0
         self.region = self.regions = self.striped = self.rail = None
         if pins is not None:
@@ -284,6 +290,7 @@ cdef bint is_atomic(uint32_t opcode) noexcept:
 
 
 cdef int reserve(WRChain chain, uint32_t capacity) except -1:
+    """Grow the chain's arrays so that they can hold `capacity` requests."""
     cdef aiordma_send *sends
     cdef ibv_sge *sges
     if capacity <= chain.capacity:
@@ -313,7 +320,7 @@ cdef int set_local_keys(WRChain chain, SendQueue queue) except -1:
 
 
 cdef dict keys_for(WRChain chain, uint32_t rkey):
-    """Return the keys by rail for the region that has `rkey` on the lead, or None."""
+    """Return the keys by rail for the region that has `rkey` on the lead rail, or None."""
     cdef Remote region
     for region in (chain.region, *(chain.regions or ())):
         if region is not None and region.rkey == rkey:
@@ -390,7 +397,7 @@ cdef class TransferFuture(OpFuture):
                 waiting.append(each)
         was_waiting = self.sender is not None and self.sender.withdraw(chain)
         was_waiting |= self.queue.withdraw(waiting)
-        for striped in started:
+        for striped in started:  # its chunks in flight continue, but no more are posted
             striped.stripes.drop(striped)
             striped.end_if_over()
         return was_waiting
@@ -419,12 +426,19 @@ cdef class TransferChunk(WorkRequest):
         return self.transfer.completed(lane, self.length)
 
     cdef int on_error(self, object error) except -1:
-        cdef SendQueue lead = self.transfer.lead()
-        if self.lane is None or lead.leftovers is not None or (self.lane.rail is not lead and not lead.failed):
-            return 0  # another rail repeats the chunk
+        cdef SendQueue lead_rail = self.transfer.lead_rail()
+        if (
+            self.lane is None
+            or lead_rail.leftovers is not None
+            or (self.lane.rail is not lead_rail and not lead_rail.failed)
+        ):
+            # The chunk is over, or `free_memory` lets another rail repeat it. Another rail is left
+            # if the session is switching to a new lead rail, or if only a secondary rail broke.
+            return 0
         return self.transfer.fail(error)
 
     cdef int free_memory(self) except -1:
+        """Unpin the memory. If the chunk has failed, another rail may have to repeat it."""
         cdef Pinned pinned = self.pinned
         cdef Lane lane = self.lane
         self.pinned = self.lane = None
@@ -438,13 +452,13 @@ cdef class TransferChunk(WorkRequest):
         return self.transfer.chain.text(peer)
 
 
-# The chain of a write stays in the lead's backlog until the write is complete, so that later
+# The chain of a write stays in the lead rail's backlog until the write is complete, so that later
 # operations wait for it as they would on a single rail. Later work requests wait behind the chain
 # in the backlog, and later frames wait until `has_posted` reports that the chain has left the
-# backlog. The chain of a read leaves the backlog as soon as the lead has room.
+# backlog. The chain of a read leaves the backlog as soon as the lead rail has room.
 #
-# The other rails do not start until the lead has completed all work that was posted before the
-# transfer, including the work that a new lead has to repeat.
+# The other rails do not start until the lead rail has completed all work that was posted before the
+# transfer, including the work that a new lead rail has to repeat.
 @cython.no_gc_clear
 @cython.final
 cdef class StripedTransfer(Striped):
@@ -453,16 +467,20 @@ cdef class StripedTransfer(Striped):
     cdef bint is_write(self) noexcept:
         return self.chain.sends[0].opcode == IBV_WR_RDMA_WRITE
 
-    cdef SendQueue lead(self):
+    cdef SendQueue lead_rail(self):
         return <SendQueue> self.stripes.lead_rail
 
     cdef int take_turn(self) except -1:
+        """Start or continue the transfer, which is at the front of the lead rail's backlog.
+
+        A write stays there until it is complete, but a read leaves the backlog when it has started.
+        """
         if self.started:
-            self.stripes.serve()  # the lead has room, or has completed the earlier work
+            self.stripes.serve()  # the lead rail has room, or has completed the earlier work
         elif self.chain.refusal() is not None:
             return TURN_READY  # the refusal is reported when it is posted
         else:
-            self.started, self.predecessor = True, self.lead().latest_posted()
+            self.started, self.predecessor = True, self.lead_rail().latest_posted()
             self.stripes.begin(self)
         return TURN_BLOCKED if self.is_write() else TURN_STARTED
 
@@ -476,31 +494,34 @@ cdef class StripedTransfer(Striped):
         return self.lkeys[rail.number]
 
     cdef uint64_t movable_bytes(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
-        cdef SendQueue rail = <SendQueue> lane.rail, lead = self.lead()
-        if rail.error is not None or lead.failed:
+        cdef SendQueue rail = <SendQueue> lane.rail, lead_rail = self.lead_rail()
+        if rail.error is not None or lead_rail.failed:
             return 0
-        if lead.backlog.held or not rail.has_room():
-            if rail is lead:
-                lead.post_in_turn(self.chain)
+        if lead_rail.backlog.held or not rail.has_room():
+            # In the backlog, the chain gets another turn as soon as the lead rail has room.
+            if rail is lead_rail:
+                lead_rail.post_in_turn(self.chain)
             return 0
-        if rail is not lead and (
-            lead.table.is_in_flight(self.predecessor) or lead.table.is_in_flight(self.stripes.last_repeated)
+        # Wait for the earlier work on the lead rail, which other rails could otherwise overtake.
+        if rail is not lead_rail and (
+            lead_rail.table.is_in_flight(self.predecessor)
+            or lead_rail.table.is_in_flight(self.stripes.last_repeated)
         ):
             return 0
         error = self.chain.refusal()
         if error is None and rail.number and not (rail.number in self.keys and self.lkey(rail)):
-            if rail is not lead:
+            if rail is not lead_rail:
                 return 0
-            error = lead.unknown_outcome(self.chain)
+            error = lead_rail.unknown_outcome(self.chain)
         if error is not None:
             self.fail(error)
             return 0
         return self.size - start
 
     cdef bint may_exceed_limit(self, Lane lane) except -1:
-        # READs that fetch messages count toward the lead's limit of CHUNKS_PER_RAIL, even while
-        # they wait behind this write in the backlog. The write may exceed the limit. Otherwise,
-        # neither the write nor the READs could proceed.
+        # READs that fetch messages count toward the lead rail's limit of CHUNKS_PER_RAIL, even
+        # while they wait behind this write in the backlog. The write may exceed the limit.
+        # Otherwise, neither the write nor the READs could proceed.
         return lane.rail is self.stripes.lead_rail and not self.chunks_in_flight and self.is_write()
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
@@ -515,7 +536,7 @@ cdef class StripedTransfer(Striped):
         )
         if rail.number:
             chunk.lkey, chunk.rkey = self.lkey(rail), self.keys[rail.number]
-        else:  # the first lead
+        else:  # the first lead rail
             chunk.lkey, chunk.rkey = chain.sges[0].lkey, chain.sends[0].rkey
         chunk.pinned = self.pinned
         chunk.pinned.pins += 1
@@ -533,9 +554,11 @@ cdef class StripedTransfer(Striped):
         """Handle the failure of a chunk after its rail broke and released the memory."""
         self.chunks_in_flight -= 1
         if self.stripes.end_error is not None or (
-            self.lead().failed and self.lead().leftovers is None
+            self.lead_rail().failed and self.lead_rail().leftovers is None
         ):
             return self.connection_ended()
+        # A late packet of a write could overwrite newer bytes at the peer, so another rail repeats
+        # the chunk only after the peer has stopped the broken rail. A read can be repeated now.
         if self.is_write():
             return self.stripes.hold(lane, self, start, length)
         if self.dropped:
@@ -548,11 +571,11 @@ cdef class StripedTransfer(Striped):
         return self.end_if_over()
 
     cdef int connection_ended(self) except -1:
-        cdef SendQueue lead = self.lead()
+        cdef SendQueue lead_rail = self.lead_rail()
         if self.stripes.end_error is None:
-            return self.fail(lead.error_of(self.chain))
+            return self.fail(lead_rail.error_of(self.chain))
         return self.fail(
-            lead.owner.error_for(self.stripes.end_error, self.chain.text(lead.peer))
+            lead_rail.owner.error_for(self.stripes.end_error, self.chain.text(lead_rail.peer))
         )
 
     cdef int end_if_over(self) except -1:
@@ -564,7 +587,8 @@ cdef class StripedTransfer(Striped):
         chain.waiter = None
         if waiter is not None:
             waiter.on_part_over()
-        if self.lead().withdraw([chain]):
+        # If the chain is still in the backlog, `withdraw` removes it and frees its memory.
+        if self.lead_rail().withdraw([chain]):
             return 0
         return chain.free_memory()
 
@@ -626,7 +650,7 @@ cdef TransferFuture start_chain(
     if not chain.request_count:
         future.settle(DONE, None)
         return future
-    if queue.number and not queue.failed:  # otherwise, the next lead will use its own keys
+    if queue.number and not queue.failed:  # otherwise, the next lead rail will use its own keys
         set_local_keys(chain, queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.parts_remaining, chain.waiter = 1, future
@@ -653,8 +677,10 @@ cpdef WRChain new_chain(SendQueue queue, uint32_t kind):
 
 
 cdef TransferFuture begin_transfer(
-    SendQueue queue, uint32_t kind, Sender sender, Local local, Remote remote, object imm, object progress
+    SendQueue queue, uint32_t kind, Sender sender, Local local, Remote remote, object imm,
+    object progress
 ):
+    """Start a read or write. Only a write with immediate data is queued among the messages."""
     cdef WRChain chain = new_chain(queue, kind)
     cdef uint32_t number
     if kind == KIND_READ:
@@ -669,6 +695,7 @@ cdef TransferFuture begin_transfer(
 
 
 def start(SendQueue queue not None, WRChain chain not None) -> TransferFuture:
+    """Post the chain of a batch, and return the future of its completion."""
     error = chain.refusal()  # a region may have become unusable since it was added
     if error is not None:
         chain.free_memory()  # the traceback of the error may keep the chain alive

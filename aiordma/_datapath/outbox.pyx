@@ -40,7 +40,7 @@ from .memory cimport Local, Remote
 from .message cimport Counts
 from .one_sided cimport TransferFuture, begin_transfer
 from .rail cimport CONTROL_ENTRIES
-from .rendezvous cimport close_message, open_message, rendezvous_size, write_request
+from .rendezvous cimport close_message, open_keys, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport (
     COPIED_BELOW,
@@ -103,7 +103,7 @@ cdef class Outbox(Sender):
         )
         self.flags, self.unfinished_work, self.journal = NOT_STARTED, [], Journal()
         self.stripes = lead.stripes = Stripes()
-        self.stripes.lead(lead)
+        self.stripes.set_lead_rail(lead)
         self.stripes.add(lead)
 
     cdef object ownership_error(self):
@@ -140,12 +140,15 @@ cdef class Outbox(Sender):
         (<WRChain> chain).backlog_position = self.lead_rail.backlog.latest
         self.waiting.append(chain)
         note_wait(self)
+        # Behind other items, the chain has to wait for them anyway.
         return self.session.flush() if self.waiting.size() == 1 else 0
 
     def collect(self):
+        """Send the short messages that the tasks of this loop iteration have queued, as bundles."""
         resume_sending(self, COLLECTING)
 
     def on_memory(self):
+        """Continue to send when the pool has a block for the next frame."""
         resume_sending(self, AWAITS_MEMORY)
 
     cdef bint withdraw(self, object item) except -1:
@@ -187,6 +190,7 @@ cdef class Outbox(Sender):
         return self.finish(message, status, invalidated_key)
 
     cdef int finish(self, SendFuture message, uint32_t status, uint32_t invalidated_key) except -1:
+        """Complete a rendezvous message after its acknowledgement, and end the peer's access."""
         cdef int code = close_message(message, invalidated_key)
         if status:
             text = f"send of {message.length} bytes to {self.lead_rail.peer}"
@@ -200,10 +204,12 @@ cdef class Outbox(Sender):
             raise failure("ibv_dereg_mr", code)
         return 0
 
-    # ---- another lead ----
+    # ---- another lead rail ----
 
     cdef int move(self, SendQueue rail) except -1:
-        """Make the rail the lead. Unfinished work of the previous lead waits for the peer's Resume.
+        """Make the rail the lead rail.
+
+        Unfinished work of the previous lead rail waits for the peer's Resume.
         """
         cdef SendQueue previous_lead = self.lead_rail
         cdef WRChain chain
@@ -319,6 +325,7 @@ cdef class Outbox(Sender):
         return 0
 
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
+        """Write the header of a frame, encrypt the frame if necessary, and post it."""
         # The block has the key for the first rail's device already.
         if self.lead_rail.number and not set_local_key(self, frame):
             frame.on_error(self.lead_rail.error_of(frame))
@@ -366,7 +373,7 @@ cdef class Outbox(Sender):
                 (<WRChain> item).free_memory()
         for chain in (*take_unfinished_work(self), *self.lead_rail.backlog.take_all()):
             if isinstance(chain, WRChain):
-                (<WRChain> chain).kept = False
+                (<WRChain> chain).kept = False  # no other rail will post it again
                 (<WRChain> chain).free_memory()
         self.journal.close()
         self.session = self.block_source = None
@@ -374,6 +381,7 @@ cdef class Outbox(Sender):
 
 
 cdef int require_open(Outbox outbox) except -1:
+    """Raise an error unless the connection is open and the caller runs in its loop."""
     if (
         outbox.flags & (NOT_STARTED | ENDED)
         or outbox.closing
@@ -384,6 +392,7 @@ cdef int require_open(Outbox outbox) except -1:
 
 
 cdef int enqueue(Outbox outbox, SendFuture message) except -1:
+    """Send the message now, or queue it until it can be sent or bundled with others."""
     cdef bint joins_bundle, sent
     message.backlog_position = outbox.lead_rail.backlog.latest
     if outbox.waiting.size() or outbox.lead_rail.backlog.is_waiting or not outbox.begin_sending():
@@ -411,6 +420,7 @@ cdef int note_wait(Outbox outbox) except -1:
     """Record why the first waiting item waits. The pool and the backlog count their own waits."""
     cdef int reason = WAIT_NONE
     if not outbox.flags & (NOT_STARTED | ENDED) and outbox.waiting.size():
+        # A wait for acknowledgements of offered messages counts as a wait for credits.
         if outbox.credits.data == 0 or outbox.offers.is_full():
             reason = WAIT_CREDITS
         elif not (
@@ -454,6 +464,10 @@ cdef bint send_alone(Outbox outbox, SendFuture message) except -1:
 
 
 cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
+    """Send a message that fits into the peer's next receive, copying all but a long last piece.
+
+    Returns False if there is no memory for the frame.
+    """
     # Copy the last piece if it is short, because a copy is then faster than sending it in place.
     # Encryption and the journal need a copy of every piece.
     cdef Piece in_place = message.last()
@@ -486,6 +500,7 @@ cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
 
 
 cdef bint send_bundle(Outbox outbox, list messages, uint64_t size) except -1:
+    """Send several messages in one frame. Returns False if there is no memory for the frame."""
     cdef PoolBlock block
     cdef SendFuture message
     cdef BundleEntry *entry
@@ -523,6 +538,10 @@ cdef bint send_bundle(Outbox outbox, list messages, uint64_t size) except -1:
 
 
 cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
+    """Offer a long message, which the peer reads with RDMA.
+
+    Returns False if there is no memory for the frame, or no room in the send queue.
+    """
     cdef PoolBlock block
     cdef uint32_t length
     cdef Frame frame
@@ -544,7 +563,7 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
     try:
         if outbox.sealing is not None:
             seal = outbox.sealing.seal_message(message, outbox.pool)
-        open_message(message, outbox.lead_rail.keys)
+        open_keys(message, outbox.lead_rail.keys)
         message.rail = outbox.lead_rail.number
         if not outbox.lead_rail.has_room_for(entries) and not outbox.lead_rail.failed:
             close_message(message, NOT_INVALIDATED)
@@ -565,7 +584,7 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
     outbox.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
     if outbox.end_error is None:
         lanes = select_lanes(outbox.stripes.lanes, message.length)
-        outbox.offers.open_elsewhere(message, lanes[1:])  # the first one is the lead
+        outbox.offers.open_elsewhere(message, lanes[1:])  # the first one is the lead rail
     return True
 
 
@@ -624,7 +643,7 @@ cdef bint send_first(Outbox outbox) except -1:
 cdef bint send_written(Outbox outbox, WRChain write) except -1:
     """Post a write with immediate data as a plain write and a frame, which the journal can keep.
 
-    The write is complete when both have completed, because the lead may change between them.
+    The write is complete when both have completed, because the lead rail may change between them.
     """
     cdef PoolBlock block = None
     cdef TransferFuture waiter = write.waiter
@@ -657,7 +676,7 @@ cdef object not_executed_error(Outbox outbox, WRChain chain):
 
 
 cdef list take_unfinished_work(Outbox outbox):
-    """Take the work that no lead has completed, in posting order."""
+    """Take the work that no lead rail has completed, in posting order."""
     cdef list works = outbox.unfinished_work
     if outbox.lead_rail.leftovers is not None:
         works = outbox.lead_rail.leftovers.take_works(works)
@@ -667,7 +686,7 @@ cdef list take_unfinished_work(Outbox outbox):
 
 
 cdef bint set_local_key(Outbox outbox, Frame frame) except -1:
-    """Set the local key of the frame's memory for the lead's device.
+    """Set the local key of the frame's memory for the lead rail's device.
 
     Returns False and ends the connection if the memory cannot be registered with that device.
     """

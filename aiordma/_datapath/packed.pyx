@@ -46,6 +46,10 @@ cdef class Values:
         return 0
 
     cdef int skip(self, int depth, bint is_key) except -1:
+        """Validate the value at the position, including its elements, and move behind it.
+
+        `kind` is a letter of KINDS. `length` and `size` are values of LENGTHS and SIZES.
+        """
         cdef unsigned char tag, kind = b"P"
         cdef uint64_t count = 0, i
         cdef int length = 0, size = 0

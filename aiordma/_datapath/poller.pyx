@@ -38,38 +38,44 @@ cdef class Poller:
         self.table = table
 
     def serve(
-        self, uintptr_t state, int limit, list leaving, handle_rest: Callable[[int], object]
+        self, uintptr_t state, int limit, list entries_to_release,
+        handle_rest: Callable[[int], object],
     ):
         """Drain at most `limit` completions of a readable channel.
 
-        `handle_rest(outcome)` does any remaining work.
+        `handle_rest(outcome)` is the slow path. It handles an error, any further completions, and
+        completion queues that wait in `entries_to_release` until they are empty.
         """
-        self.serve_with(state, limit, leaving, handle_rest, 0, NEVER)
+        self.serve_with(state, limit, entries_to_release, handle_rest, 0, NEVER)
 
     def spin_before_wait(
-        self, uintptr_t state, int limit, list leaving, handle_rest: Callable[[int], object],
-        uint32_t spin_us,
+        self, uintptr_t state, int limit, list entries_to_release,
+        handle_rest: Callable[[int], object], uint32_t spin_us,
     ):
-        """Do the same as `serve` for a task that is about to wait in this loop."""
+        """Drain like `serve` for a task that is about to wait, spinning for up to `spin_us`.
+
+        Callbacks are deferred to the loop, because the task is still running.
+        """
         cdef Wakeups wakeups = self.table.wakeups
         if get_running_loop() is not wakeups.loop:
             return
         wakeups.defers_callbacks = True
         try:
             polls_again = self.polls_again or self.spin_scheduled
-            self.serve_with(state, limit, leaving, handle_rest, spin_us, polls_again)
+            self.serve_with(state, limit, entries_to_release, handle_rest, spin_us, polls_again)
         finally:
             wakeups.defers_callbacks = False
 
     cdef int serve_with(
-        self, uintptr_t state, int limit, list leaving, object handle_rest, uint32_t spin_us,
-        bint polls_again,
+        self, uintptr_t state, int limit, list entries_to_release, object handle_rest,
+        uint32_t spin_us, bint polls_again,
     ) except -1:
+        """Drain once, and call `handle_rest` only if there is more to do."""
         cdef int outcome
         if self.closed:
             return 0
         outcome = self.table.drain_once(<aiordma_drain *> state, limit, spin_us, polls_again)
-        if outcome < 0 or outcome & MORE or leaving:
+        if outcome < 0 or outcome & MORE or entries_to_release:
             handle_rest(outcome)
         return 0
 
@@ -79,21 +85,23 @@ cdef class Poller:
         self.spin_slice_soon()
 
     cdef int spin_slice_soon(self) except -1:
+        """Schedule the next slice of the spin in the loop, behind the callbacks that are ready."""
         if self.spin is not None:
             self.table.wakeups.loop.call_soon(self.spin)
             self.spin_scheduled = True
         return 0
 
     def spin_once(
-        self, uintptr_t state, int limit, list leaving, handle_rest: Callable[[int], object]
+        self, uintptr_t state, int limit, list entries_to_release,
+        handle_rest: Callable[[int], object],
     ):
         """Run one slice of the spin, and schedule the next one for the loop's next iteration.
 
         The spin starts again as long as it finds completions.
 
-        A callback scheduled by a woken task may schedule another callback, as `asyncio.gather`
-        does, and the spin cannot detect this. The loop therefore runs an iteration after each
-        slice, and a slice is at most slightly longer than all earlier slices together.
+        The loop runs other callbacks between the slices. The spin cannot know whether any will be
+        ready, because a callback may schedule another one, as `asyncio.gather` does. To delay them
+        only a little, a slice is at most slightly longer than all earlier slices together.
         """
         cdef bint previous_polls_again = self.polls_again
         cdef bint is_last = self.spun_us + self.slice_us >= self.spin_us
@@ -106,16 +114,18 @@ cdef class Poller:
             outcome = self.table.drain_once(
                 <aiordma_drain *> state,
                 limit,
-                self.slice_us or is_last,  # only a drain that spins can withdraw the announcement
+                # Each drain announces to the device whether another poll follows soon. The last one
+                # withdraws the announcement, which requires a spin of at least 1 microsecond.
+                self.slice_us or is_last,
                 IF_FOUND if is_last else ALWAYS,
             )
         finally:
             self.polls_again = previous_polls_again
-        if outcome == 0 and not is_last and not leaving:
+        if outcome == 0 and not is_last and not entries_to_release:
             self.spun_us += self.slice_us
             self.slice_us = min(self.spun_us + FIRST_SLICE_US, self.spin_us - self.spun_us)
             self.spin_slice_soon()
-        elif outcome != FOUND or leaving:
+        elif outcome != FOUND or entries_to_release:
             if outcome >= 0 and not outcome & FOUND and not is_last:
                 # The last drain announced further polling to the device, but polling ends here.
                 # Drain again to withdraw the announcement.

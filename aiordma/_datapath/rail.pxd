@@ -28,7 +28,7 @@ cdef class SendQueue(WorkQueues):
     cdef public object error  # type: BaseException | None
     cdef public uint32_t number        # number among the rails; 0 is the first rail
     cdef public ReadKeys keys
-    cdef Stripes stripes               # None if it is closed or not the lead
+    cdef Stripes stripes               # None if it is closed or not the lead rail
     cdef object owner
     cdef readonly uint64_t bytes_read  # of messages read in chunks
     cdef Counts counts                 # counters of its connection

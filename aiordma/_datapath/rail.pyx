@@ -28,7 +28,7 @@ from aiordma.errors import (
     BufferStateError,
     OutcomeUnknownError,
     RDMAError,
-    in_short,
+    short_cause,
     work_completion_error,
 )
 from aiordma.verbs._device.context import event_error
@@ -120,6 +120,7 @@ cdef class SendQueue(WorkQueues):
 
     cdef int post_in_turn(self, WorkRequest work) except -1:
         """Queue `work` behind all work that is already waiting for room."""
+        # On a rail that broke, `post_checked` keeps the work for the next lead rail, or fails it.
         if self.error is not None and not (keeps_new_work(self) and work.can_move(NOT_POSTED)):
             return self.post_checked(work)
         if work not in self.backlog.works:
@@ -137,6 +138,7 @@ cdef class SendQueue(WorkQueues):
         return 0
 
     cdef int post_backlog(self) except -1:
+        """Post work from the front of the backlog, until there is no room or the work must wait."""
         cdef WorkRequest first
         while len(self.backlog.works) and self.has_room() and not self.backlog.held:
             first = self.backlog.first()
@@ -177,7 +179,7 @@ cdef class SendQueue(WorkQueues):
         registered with this rail's device.
 
         Returns:
-            The number of receives that the device has accepted or the next lead will accept.
+            The number of receives that the device has accepted or the next lead rail will accept.
         """
         cdef aiordma_recv[CHAIN] receives
         cdef ibv_sge[CHAIN] sges
@@ -271,7 +273,7 @@ cdef class SendQueue(WorkQueues):
         return self.owner.error_for(self.error, work.text(self.peer))
 
     cdef object unknown_outcome(self, WorkRequest work):
-        why = "" if self.error is None else f": {in_short(self.error)}"
+        why = "" if self.error is None else f": {short_cause(self.error)}"
         return OutcomeUnknownError(
             f"the outcome of {work.text(self.peer)} is unknown, because the rail broke; the "
             f"connection continues on another rail{why}"
@@ -282,13 +284,13 @@ cdef class SendQueue(WorkQueues):
         """
         self.messages_first = not self.messages_first
         if self.messages_first:
-            give_room_to_messages(self)
+            flush_or_report_empty(self)
         if self.backlog.is_waiting:
             self.post_backlog()
             if not self.backlog.is_waiting:  # refused work has no completion that calls this again
-                return give_room_to_messages(self)
+                return flush_or_report_empty(self)
         if not self.messages_first:
-            give_room_to_messages(self)
+            flush_or_report_empty(self)
         return 0
 
     def device_event(self, event: AsyncEvent):
@@ -303,9 +305,9 @@ cdef class SendQueue(WorkQueues):
                 self.rail_broke(error)
             elif (
                 self.frame_handler is not None
-                and self.frame_handler.can_fail_over(self, TO_OTHER_DEVICE)
+                and self.frame_handler.begin_failover(self, TO_OTHER_DEVICE)
             ):
-                # Fail over only to a rail on another device. If there is none, keep the lead,
+                # Fail over only to a rail on another device. If there is none, keep the lead rail,
                 # because a card's queue pair recovers if its port comes back before the retries are
                 # exhausted.
                 suspend(self, error)
@@ -354,7 +356,7 @@ cdef class SendQueue(WorkQueues):
         """Post nothing more because of `error`, and tell the owner when outstanding work has ended.
         """
         self.error, self.retiring = error, True
-        give_room_to_messages(self)
+        flush_or_report_empty(self)
 
     def stop(self, error: BaseException):
         """Stop receiving, but deliver the messages whose senders already know of their arrival.
@@ -374,7 +376,8 @@ cdef class SendQueue(WorkQueues):
             return
         self.fail(BufferStateError("the queue pair was closed"))
         if self.leftovers is not None:
-            drain_receives(self)  # so that they are in order
+            # The next lead rail takes over the blocks of the receives in the order of posting.
+            drain_receives(self)
         self.driver.detach(self.qp)
         try:
             self.keys.close_windows()
@@ -394,11 +397,12 @@ cdef class SendQueue(WorkQueues):
 
 
 cdef bint keeps_new_work(SendQueue rail) noexcept:
-    """Return whether the rail is suspended and keeps new work for the next lead."""
+    """Return whether the rail is suspended and keeps new work for the next lead rail."""
     return rail.leftovers is not None and rail.leftovers.unposted is not None
 
 
 cdef int post_now(SendQueue rail, WorkRequest work) except -1:
+    """Post the work. If that fails, the rail breaks, and another rail may take over the work."""
     cdef WorkRequestTable table = rail.table
     cdef uint32_t posted = 0, index
     cdef int code
@@ -424,7 +428,8 @@ cdef int post_now(SendQueue rail, WorkRequest work) except -1:
     return 0
 
 
-cdef int give_room_to_messages(SendQueue rail) except -1:
+cdef int flush_or_report_empty(SendQueue rail) except -1:
+    """Send waiting messages. If the rail is retiring, tell the owner when it is empty instead."""
     if rail.retiring:
         if rail.free == rail.capacity:
             rail.owner.emptied()
@@ -442,7 +447,7 @@ cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except 
     cdef WorkRequest work
     if rail.failed or rail.error is not None or rail.frame_handler is None:
         return False
-    if not rail.frame_handler.can_fail_over(rail):
+    if not rail.frame_handler.begin_failover(rail):
         return False
     rail.error, rail.failed, rail.leftovers = error, True, Leftovers()
     rail.backlog.held = True

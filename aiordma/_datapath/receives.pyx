@@ -69,6 +69,8 @@ cdef class Receives:
     ):
         self.controls, self.queue, self.sizes = controls, queue, sizes
         self.pool = memory.pool
+        # Receives hold their blocks for a long time, so the blocks are exempt from the limit for
+        # internal requests that overtake waiting users.
         self.block_source = memory.block_source(self.on_memory, internal=True, exempt=True)
         self.count = config.data_receives + config.control_receives
         self.repost_after = max(1, config.data_receives // 4)

@@ -12,7 +12,7 @@ from .work_queue cimport FrameHandler, WorkRequest
 
 cdef uint32_t rendezvous_size(SendFuture message) noexcept
 cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexcept
-cdef int open_message(SendFuture message, ReadKeys keys) except -1
+cdef int open_keys(SendFuture message, ReadKeys keys) except -1
 cdef int close_message(SendFuture message, uint32_t invalidated_key) noexcept
 
 cdef enum:  # values of `invalidated`
@@ -41,7 +41,7 @@ cdef class Offers:
     cdef dict messages                 # by request number
     cdef dict ending                   # acknowledged, but open to other rails: (status, key)
     cdef list unannounced              # Openings with keys that the peer has not been told
-    cdef list to_reopen                # messages to open to the new lead, or None
+    cdef list to_reopen                # messages to open to the new lead rail, or None
     cdef Py_ssize_t max_messages       # maximum number of messages at a time
     cdef uint32_t max_pieces           # maximum number per message
     cdef uint32_t latest               # number of the latest request

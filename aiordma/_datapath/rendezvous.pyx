@@ -72,8 +72,8 @@ cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexc
 
 # ---- the memory ------------------------------------------------------------------------------------
 
-cdef int open_message(SendFuture message, ReadKeys keys) except -1:
-    """Let the peer read the message's memory through one rail until the acknowledgement."""
+cdef int open_keys(SendFuture message, ReadKeys keys) except -1:
+    """Create the keys with which the peer reads the message through one rail."""
     cdef Piece piece = message.first
     cdef Key key
     try:
@@ -145,7 +145,10 @@ cdef int close_message(SendFuture message, uint32_t invalidated_key) noexcept:
 
 
 cdef int end_windows(SendFuture message, ReadKeys keys) except -1:
-    """End the windows of one rail, or of all rails if `keys` is None."""
+    """Close a message's memory windows on one rail, or on all rails if `keys` is None.
+
+    This is called before the rail's queue pair is destroyed.
+    """
     cdef Piece piece = message.first
     cdef Key key
     while piece is not None:
@@ -163,7 +166,7 @@ cdef int end_windows(SendFuture message, ReadKeys keys) except -1:
 @cython.no_gc_clear
 @cython.final
 cdef class Opening(WorkRequest):
-    """The access to an offered message through a rail that is not the lead.
+    """The access to an offered message through a rail that is not the lead rail.
 
     Windows are bound and invalidated by requests on that rail. The message only ends after these
     requests.
@@ -232,9 +235,10 @@ cdef class Opening(WorkRequest):
         return self.end() if self.end_requested else self.offers.on_opened(self)
 
     cdef int on_error(self, object error) except -1:
-        return 0  # the lead still offers the message
+        return 0  # the lead rail still offers the message
 
     cdef int free_memory(self) except -1:
+        """End the access if the request that binds or invalidates the windows has failed."""
         if self.in_flight:
             self.in_flight = False
             self.close(KEYS_VALID)
@@ -312,7 +316,7 @@ cdef class Offers:
             if message.first.key_of(rail.keys) is not None:  # it is already open to this rail
                 continue
             try:
-                open_message(message, rail.keys)
+                open_keys(message, rail.keys)
             except (RDMAError, OSError, MemoryError):
                 continue
             opening = Opening.__new__(Opening)
@@ -324,7 +328,7 @@ cdef class Offers:
         return 0
 
     cdef int reopen_messages(self, Lane lead) except -1:
-        """Open messages that the previous lead offered to the new lead, as there is room."""
+        """Let the new lead rail serve messages that the previous one offered, as there is room."""
         cdef SendFuture message
         cdef SendQueue rail = <SendQueue> lead.rail
         while self.to_reopen:
@@ -365,6 +369,7 @@ cdef class Offers:
         return True
 
     cdef int on_closed(self, Opening opening) except -1:
+        """Complete an acknowledged message after the last other rail's access has ended."""
         cdef SendFuture message = opening.message
         if self.session is None:  # `close` has closed the message
             return 0
@@ -380,7 +385,7 @@ cdef class Offers:
         """End the peer's access through a rail whose queue pair is about to be destroyed."""
         cdef Opening opening
         for message in [*self.messages.values(), *self.ending]:
-            if (<SendFuture> message).rail == rail.number:  # the rail was the lead
+            if (<SendFuture> message).rail == rail.number:  # the rail was the lead rail
                 end_windows(<SendFuture> message, rail.keys)
             for opening in list((<SendFuture> message).openings or ()):
                 if opening.rail is not rail:

@@ -45,6 +45,7 @@ cdef class Direction:
         self.max_frames, self.max_bytes = frames.REKEY_FRAMES, frames.REKEY_BYTES
 
     cdef int next_key(self) except -1:
+        """Switch to the next key, with which the frame numbers start again at 0."""
         self.cipher = getattr(self.keys.next_cipher(), self.method)
         self.frames = self.bytes = 0
         return 0
@@ -53,7 +54,10 @@ cdef class Direction:
 cdef object apply_cipher(
     Direction direction, unsigned char *bytes, uint32_t source_length, uint32_t result_length
 ):
-    """Encrypt or decrypt in place. `source_length` bytes become `result_length` bytes."""
+    """Encrypt or decrypt in place. `source_length` bytes become `result_length` bytes.
+
+    Each key is used only for a limited number of frames and bytes.
+    """
     if direction.frames >= direction.max_frames or direction.bytes >= direction.max_bytes:
         direction.next_key()
     direction.cipher(
@@ -70,8 +74,8 @@ cdef object apply_cipher(
 cdef class Sealing:
     """The encryption of one connection, for frames and long messages.
 
-    The first frame of each side is not encrypted. `suite` is `aiordma._transport.encryption`, so
-    this module does not depend on a cryptography package.
+    The first frame of each side is not encrypted, because it exchanges the keys. `suite` is
+    `aiordma._transport.encryption`, so this module does not depend on a cryptography package.
     """
 
     def __init__(self, suite: Suite, memory_in_clear: bool):
@@ -120,6 +124,7 @@ cdef class Sealing:
         return self.seal_of_resume.encrypt(nonce_of(rail), frame, None)
 
     cdef bytes open_resume(self, uint32_t rail, bytes frame):
+        """Decrypt the Resume that arrived on a rail. The rail's number is the nonce."""
         try:
             return self.open_of_resume.decrypt(nonce_of(rail), frame, None)
         except (self.suite.InvalidTag, ValueError):

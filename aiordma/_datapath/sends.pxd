@@ -45,7 +45,7 @@ cdef class Piece:
     cdef bint has_buffer
     cdef const unsigned char *bytes
     cdef uint64_t length
-    cdef Key key                       # key of the lead, linked to those of other rails, or None
+    cdef Key key                       # key of the lead rail, linked to those of others, or None
     cdef Piece next
     cdef Key key_of(self, ReadKeys keys)
     cdef int open(self, object data) except -1
@@ -61,7 +61,7 @@ cdef class SendFuture(OpFuture):
     cdef uint64_t backlog_position     # latest work in the backlog when it was queued
     cdef uint32_t request_id           # of a rendezvous
     cdef uint32_t rail                 # number of the rail whose keys are in the offer
-    cdef list openings                 # on rails other than the lead, or None
+    cdef list openings                 # on rails other than the lead rail, or None
     cdef int open(self, object data) except -1
     cdef Piece last(self)
     cdef uint32_t count(self) noexcept

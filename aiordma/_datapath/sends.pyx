@@ -41,8 +41,12 @@ cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
     return arguments.integer("imm", imm, 0, arguments.U32_MAX)
 
 
-cdef bint is_of_bytes(object view) noexcept:
-    """Return whether a view that was not released shows memory that cannot contain addresses."""
+cdef bint is_free_of_pointers(object view) noexcept:
+    """Return whether a view shows the memory of an object of a type that contains no pointers.
+
+    The result is False for a released view, whose base is NULL. `has_no_holes` accepts only types
+    of bytes and numbers.
+    """
     cdef PyObject *base = PyMemoryView_GET_BASE(view)
     return base != NULL and has_no_holes(<object> base)
 
@@ -90,6 +94,11 @@ cdef class Piece:
     """Bytes of a message in the sender's memory, which is pinned until `close`."""
 
     cdef int open(self, object data) except -1:
+        """Locate and pin the bytes of any object that can be sent.
+
+        The first branches are fast paths for common types. `keeper_of` prevents numpy from moving
+        an array whose buffer is used here.
+        """
         cdef Pinned holder = None
         if type(data) is bytes:
             self.source = data
@@ -116,7 +125,7 @@ cdef class Piece:
         if type(data) is memoryview:
             open_buffer(self, data)
             # Open the buffer first. This raises an error for a released view, whose base is NULL.
-            if not is_of_bytes(data):
+            if not is_free_of_pointers(data):
                 require_data(data)
                 self.keeper = keeper_of(data)
             return 0
@@ -165,7 +174,7 @@ cdef class SendFuture(OpFuture):
     cdef int open(self, object data) except -1:
         """Open a buffer, or a list or tuple of buffers in order."""
         if type(data) is list or type(data) is tuple:
-            return open_all(self, data)
+            return open_pieces(self, data)
         self.first = Piece.__new__(Piece)
         self.first.open(data)
         self.length = self.first.length
@@ -230,7 +239,8 @@ cdef class SendFuture(OpFuture):
         return self.sender is not None and self.sender.withdraw(self)
 
 
-cdef int open_all(SendFuture message, object buffers) except -1:
+cdef int open_pieces(SendFuture message, object buffers) except -1:
+    """Open each buffer as a piece of the message. A message without buffers gets an empty piece."""
     cdef Piece piece, last = None
     for data in buffers:
         piece = Piece.__new__(Piece)
@@ -378,6 +388,7 @@ cdef class RendezvousFrame(Frame):
     cdef SendFuture offered
 
     cdef int prepare_again(self) except -1:
+        """Prepare to post only the offer. Its windows were bound on the rail that broke."""
         self.offered = None
         return Frame.prepare_again(self)
 
@@ -404,6 +415,7 @@ cdef Frame new_frame(PoolBlock block, uint32_t length):
 
 
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message):
+    """Create the frame that offers the message, with the requests that bind its windows."""
     cdef RendezvousFrame frame = RendezvousFrame.__new__(RendezvousFrame)
     frame.offered = message
     frame.request_count += count_windows(message, message.first.key.keys)
@@ -449,6 +461,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
                 future = sender.start_message(data, self.imm)
             else:
                 future = sender.start_transfer(self.kind, data, remote, self.imm, progress)
+            # The owner must stay alive until the transfer ends.
             self.owner, self.counts, self.future = owner, sender.counts, future
             if future.state == PENDING:
                 future.wakeups.spin_briefly(future)

@@ -305,10 +305,11 @@ cdef Operation new_operation(
     MessageMethods methods, uint8_t kind, object data, object imm, bint checks_message_owner,
     object remote=None, object progress=None
 ):
+    """Create the awaitable of a send or a transfer, which starts when it is awaited."""
     cdef Operation operation = Operation.__new__(Operation)
     operation.sender, operation.kind, operation.data, operation.imm = methods.outbox, kind, data, imm
     if kind != KIND_SEND:
-        operation.owner = methods
+        operation.owner = methods  # a transfer keeps its connection alive until it ends
     operation.remote, operation.progress = remote, progress
     operation.checks_message_owner = checks_message_owner
     return operation
@@ -321,17 +322,17 @@ cdef enum:
 @cython.no_gc_clear
 @cython.final
 cdef class Session(FrameHandler):
-    """The protocol of one connection. All of its frames travel on one rail, the lead."""
+    """The protocol of one connection. All of its frames travel on one rail, the lead rail."""
 
     cdef object __weakref__
     cdef readonly Outbox outbox
     cdef readonly Controls controls
     cdef readonly Inbox inbox
     cdef ReceiveSizes sizes            # of this side's receives
-    cdef Receives receives             # of the lead
+    cdef Receives receives             # of the lead rail
     cdef object owner, config
     cdef list early_frames, drain_waiters
-    cdef readonly set batches          # type: set[WRChain]; being filled, with the keys of the lead
+    cdef readonly set batches          # type: set[WRChain]; being filled, with the lead rail's keys
     cdef public object failover  # type: Any
     cdef public bint peer_has_left     # by saying goodbye; later frames are ignored
     cdef public bint awaiting_auth     # the peer must not send messages before it authenticates
@@ -408,10 +409,13 @@ cdef class Session(FrameHandler):
             self.outbox.offers.remove_rail(rail)
             self.inbox.fetcher.drop_keys(rail.number)
 
-    # ---- another lead ----
+    # ---- another lead rail ----
 
-    def end_batch(self, WRChain chain not None) -> Exception | None:
-        """Return the error if the batch must not be posted to the current lead, or None."""
+    def remove_batch(self, WRChain chain not None) -> Exception | None:
+        """Stop moving a batch to each new lead rail, because all its operations are collected.
+
+        Returns the error if the batch could not be moved to the current lead rail, or None.
+        """
         if chain in self.batches:
             self.batches.remove(chain)
             return None
@@ -424,7 +428,7 @@ cdef class Session(FrameHandler):
     def lead(self) -> SendQueue:
         return self.outbox.lead_rail
 
-    cdef bint can_fail_over(
+    cdef bint begin_failover(
         self, WorkQueues rail, bint to_other_device=TO_ANY_DEVICE
     ) except -1:
         cdef Outbox outbox = self.outbox
@@ -440,7 +444,7 @@ cdef class Session(FrameHandler):
         return True
 
     def switch_lead(self, SendQueue rail not None, uint32_t number):
-        """Make a rail that is up the lead, in place of one that broke and is closed.
+        """Make a rail that is up the lead rail, in place of one that broke and is closed.
 
         The rail takes over the receives. A Resume with this number then reports to the peer which
         frames have arrived.
@@ -451,15 +455,16 @@ cdef class Session(FrameHandler):
             if not (<WRChain> chain).move(rail):
                 self.batches.remove(chain)
         rail.stripes = outbox.stripes
-        outbox.stripes.lead(rail)
+        outbox.stripes.set_lead_rail(rail)
         self.controls.drop_window_keys()
         outbox.pool = self.inbox.fetcher.move(rail)
         self.receives.move(rail, outbox.pool)
         self.controls.resume(rail, number, outbox.journal.received, outbox.sealing)
 
     def resumed(self, frames: int) -> int:
-        """Continue on the lead after the peer's Resume, which reports how many frames have arrived.
+        """Continue on the lead rail after the peer's Resume.
 
+        `frames` is the number of frames that have arrived at the peer, which the Resume reports.
         Returns the number of frames and requests that are posted again.
 
         Raises:
@@ -476,6 +481,7 @@ cdef class Session(FrameHandler):
     # ---- sending ----
 
     cdef int flush(self) except -1:
+        """Send all control messages, memory keys, messages and credits that can be sent now."""
         cdef Outbox outbox = self.outbox
         if outbox.flags & (NOT_STARTED | ENDED | SWITCHING):
             return 0 if outbox.flags & ENDED else outbox.post_again()
@@ -593,6 +599,7 @@ cdef class Session(FrameHandler):
         return self.take_control(block, kind, length)
 
     cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1:
+        """Split a BUNDLE frame into its messages, each of which holds a lease of the block."""
         cdef const BundleEntry *entry
         cdef uint32_t offset = HEADER, i, size
         cdef Message message
@@ -671,14 +678,15 @@ cdef class Session(FrameHandler):
         return self.flush()
 
     cdef int take_written(self, Message message) except -1:
-        cdef uint32_t written
-        if message.length != sizeof(written) or not message.has_imm:
+        """Handle a WRITTEN frame, which reports a write with immediate data and its length."""
+        cdef uint32_t bytes_written
+        if message.length != sizeof(bytes_written) or not message.has_imm:
             raise ProtocolError(
                 f"the peer announced a write in a frame of invalid size: {HEADER + message.length} bytes"
             )
-        written = le32toh((<const uint32_t *> (message.block.bytes() + HEADER))[0])
+        bytes_written = le32toh((<const uint32_t *> (message.block.bytes() + HEADER))[0])
         message.length = 0
-        return self.report_write(message, written)
+        return self.report_write(message, bytes_written)
 
     cdef int report_write(self, Message message, uint32_t length) except -1:
         if self.outbox.sealing is not None and not self.outbox.sealing.memory_in_clear:
@@ -738,6 +746,7 @@ cdef class Session(FrameHandler):
         return future
 
     cdef int check_drained(self) except -1:
+        """Wake the tasks that wait for `drained` if nothing remains to be sent or read."""
         cdef Lane lane
         if not self.outbox.flags & ENDED:
             if (
@@ -793,7 +802,7 @@ cdef class Session(FrameHandler):
 
 @cython.no_gc_clear
 cdef class RailFrames(FrameHandler):
-    """The handler for a rail that is not the lead. It accepts only the peer's Resume."""
+    """The handler for a rail that is not the lead rail. It accepts only the peer's Resume."""
 
     cdef Session session
     cdef SendQueue rail
@@ -830,10 +839,10 @@ cdef class RailFrames(FrameHandler):
     cdef int flush(self) except -1:
         return self.session.flush()
 
-    cdef bint can_fail_over(
+    cdef bint begin_failover(
         self, WorkQueues rail, bint to_other_device=TO_ANY_DEVICE
     ) except -1:
-        return self.session.can_fail_over(rail, to_other_device)
+        return self.session.begin_failover(rail, to_other_device)
 
 
 BEFORE_THE_KEY = "the peer sent a message before it has authenticated with the key"

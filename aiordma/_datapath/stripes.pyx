@@ -16,12 +16,12 @@ cdef enum:
     RATE_WINDOW = 64 << 20             # bytes of a rail after which earlier bytes count half
 
 
-cpdef list select_lanes(list rails, uint64_t size):
-    """Return the rails that take chunks of an operation of `size` bytes, in order of preference.
+cpdef list select_lanes(list lanes, uint64_t size):
+    """Return the lanes that take chunks of an operation of `size` bytes, in order of preference.
 
-    `rails` are the rails that are up, starting with the lead.
+    `lanes` are those of all rails that are up, starting with the lead rail.
     """
-    return rails if size >= STRIPED_FROM else rails[:1]
+    return lanes if size >= STRIPED_FROM else lanes[:1]
 
 
 @cython.final
@@ -86,7 +86,7 @@ cdef class Stripes:
         before, self.lanes = self.lanes, [lane for lane in self.lanes if (<Lane> lane).rail is not rail]
         return len(self.lanes) < len(before)
 
-    def lead(self, rail: object):
+    def set_lead_rail(self, rail: object):
         """Offer chunks to this rail before all other rails."""
         self.lead_rail = rail
         self.lanes.sort(key=lambda lane: (<Lane> lane).rail is not rail)
@@ -97,6 +97,7 @@ cdef class Stripes:
         return self.serve()
 
     cpdef int finished(self, Lane lane, uint64_t length) except -1:
+        """Record the completion of a chunk, and give the rail another one."""
         cdef Lane each
         lane.chunks_in_flight -= 1
         if self.operations:  # otherwise some rails are idle, and the bytes do not show their rates
@@ -210,6 +211,7 @@ cdef class Stripes:
         return True
 
     cdef uint64_t chunk_size(self, Lane lane, uint64_t rest) noexcept:
+        """Return half of the rail's share of the remaining bytes, according to its recent rate."""
         cdef uint64_t half = <uint64_t> (rest * (lane.recent_bytes / total_recent_bytes(self)) / 2)
         half &= ~<uint64_t> (CHUNK_UNIT - 1)
         return max(<uint64_t> MIN_CHUNK, min(<uint64_t> MAX_CHUNK, half))

@@ -163,7 +163,7 @@ cdef class FrameHandler:
     cdef int received(self, PoolBlock block, uint32_t length) except -1
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
     cdef int flush(self) except -1
-    cdef bint can_fail_over(self, WorkQueues rail, bint to_other_device=*) except -1
+    cdef bint begin_failover(self, WorkQueues rail, bint to_other_device=*) except -1
 
 
 cdef class WorkQueues:

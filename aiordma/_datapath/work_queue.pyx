@@ -117,6 +117,7 @@ cdef int post_sends(
     WorkQueues queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
     uint32_t *posted, uint64_t length,
 ) noexcept:
+    """Post requests for `length` bytes. Returns 0 or an errno value."""
     cdef int code
     if length <= RELEASE_GIL:
         return aiordma_post_send(queue.native_qp, queue.extended, sends, count, sges, posted)
@@ -231,10 +232,11 @@ cdef class FrameHandler:
     cdef int flush(self) except -1:
         raise NotImplementedError
 
-    cdef bint can_fail_over(self, WorkQueues rail, bint to_other_device=TO_ANY_DEVICE) except -1:
-        """Return whether another rail takes over the work and receives of a broken rail.
+    cdef bint begin_failover(self, WorkQueues rail, bint to_other_device=TO_ANY_DEVICE) except -1:
+        """Let another rail take over the work and receives of a broken rail.
 
-        With TO_OTHER_DEVICE, it must be on another device.
+        With TO_OTHER_DEVICE, the other rail must be on another device. Returns False, without any
+        effect, if there is no such rail.
         """
         return False
 
@@ -260,6 +262,7 @@ cdef class WorkQueues:
     cdef int on_error_completion(
         self, object work, uint8_t kind, const aiordma_completion *wc
     ) except -1:
+        """Handle a failed request, or the completion of a request after the queue has failed."""
         raise NotImplementedError
 
     cdef uint64_t latest_posted(self) noexcept:
@@ -381,6 +384,7 @@ cdef class WorkRequestTable:
     ) except? -10000:
         """Dispatch completions.
 
+        `polls_again` tells the device whether another poll follows soon: NEVER, IF_FOUND or ALWAYS.
         Returns FOUND if there were some, MORE if there may be more, or a negative errno value.
         """
         cdef aiordma_completion[BATCH] completions

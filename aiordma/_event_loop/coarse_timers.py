@@ -32,8 +32,8 @@ class CoarseTimers:
         # A heap of (time, number, timer). The numbers are unique, so timers are never compared.
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self._number = 0
-        self._compact_at = COMPACT_THRESHOLD
-        self._armed_for = MAX_TIME
+        self._compact_at = COMPACT_THRESHOLD  # heap size at which cancelled timers are removed
+        self._armed_for = MAX_TIME  # the time at which `fd` becomes readable
         self._virtual_timer: Any = None  # the timer of a virtual clock
         self.fd: int = lib.aiordma_timer_open()
         if self.fd < 0:

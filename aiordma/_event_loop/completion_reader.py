@@ -43,6 +43,7 @@ class CompletionReader:
         self._poller: Poller = Poller(table)
         self._polling = AdaptivePolling(spin_us)
         self._continue_scheduled = False  # whether a call for the rest is scheduled
+        # A task spins briefly before it waits, and the loop spins for longer before it sleeps.
         wakeups = table.wakeups
         wakeups.brief_spin_us = min(BRIEF_SPIN_US, self._polling.spin_us)
         if wakeups.brief_spin_us:
@@ -66,7 +67,10 @@ class CompletionReader:
         self._poller.table.wakeups.brief_spin = self._poller.spin = None
 
     def poll(self) -> bool:
-        """Handle pending completions and defer their callbacks; return False if there were none."""
+        """Handle pending completions for a running task; return False if there were none.
+
+        The completions' callbacks are deferred to the loop, because the task is still running.
+        """
         wakeups = self._poller.table.wakeups
         previous, wakeups.defers_callbacks = wakeups.defers_callbacks, True
         try:
@@ -80,6 +84,11 @@ class CompletionReader:
         self._handle(drained, polls_again=polls_again)
 
     def on_completions(self) -> None:
+        """Handle completions after a wake-up, and let the loop spin if more are likely soon.
+
+        More are likely if a spin is due, or if handling the completions led to writes to peers that
+        are polling, because these peers will respond quickly.
+        """
         if self._poller.spin_scheduled:
             return  # a poll is already scheduled; polling now would delay the tasks
         spin = self._polling.is_due()

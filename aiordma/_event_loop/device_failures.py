@@ -48,7 +48,8 @@ def report(loop: asyncio.AbstractEventLoop, device: str, error: Exception) -> No
     failures = _failures_of(loop)
     failures.failed.add(device)
     for watch, on_failure in list(failures.watches.items()):
-        if device in watch.devices <= failures.failed:
+        all_have_failed = watch.devices <= failures.failed
+        if device in watch.devices and all_have_failed:
             on_failure(error)
 
 

@@ -208,6 +208,7 @@ class Driver(PerLoopResource):
         return cq
 
     def release_cq(self, cq: verbs.CompletionQueue, entries: int) -> None:
+        """Release a reservation of `reserve_cq`, and close the queue if it is no longer used."""
         if self._closed:
             return  # it was closed with the loop
         cq.release_when_empty(entries)
@@ -347,6 +348,7 @@ class ContextEvents(PerLoopResource):
         return cls._acquire(context, lambda loop: cls(loop, context))
 
     def take(self) -> None:
+        """Read the device's pending events, and deliver them to the subscribers."""
         if (
             not self._closed and not self._context.closed
         ):  # either may have been closed since the fd became readable
@@ -444,6 +446,7 @@ class EventDriver(PerLoopResource):
                 return
 
     def _take_one(self) -> bool:
+        """Pass an event to its listener's or ID's handler; return False if no event is pending."""
         if self._closed or (event := self.channel.get_event()) is None:
             return False
         handler = self._handlers.get(event.listen_id or event.id)

@@ -90,7 +90,7 @@ class IdEvents:
         finally:
             self._events.release()
             if not self._events.loop.is_closed():
-                self._put(None)
+                self._put(None)  # make `expect` fail
 
 
 def make_id(

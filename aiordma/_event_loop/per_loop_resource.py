@@ -76,6 +76,7 @@ class PerLoopResource:
     def _acquire(
         cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self], *settings: float
     ) -> Self:
+        """Add a user to the running loop's resource for `key`, which is created if necessary."""
         loop = asyncio.get_running_loop()
         instances = cls._instances.setdefault(loop, {})
         instance = instances.get((cls, key))
@@ -102,6 +103,7 @@ class PerLoopResource:
                 self.loop.call_soon_threadsafe(self.release)
 
     def release(self) -> None:
+        """Remove a user. A resource without users is closed, possibly after an idle timeout."""
         self._users -= 1
         if self._users or self._closed:
             return
@@ -130,6 +132,7 @@ class PerLoopResource:
         instances = self._instances.get(self.loop, {})
         if instances.get(self._key) is self:
             del instances[self._key]
+        # Until it is closed, keep it among the loop's resources under a key that nobody asks for.
         if not self._closed:
             self._key = (type(self), self)
             instances[self._key] = self

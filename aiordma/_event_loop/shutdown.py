@@ -143,7 +143,7 @@ class LoopShutdown:
         self._loop = loop
         self._open: dict[int, weakref.ref[Closable]] = {}
         self._strong_references: dict[int, Closable] = {}
-        self._dropped: dict[int, Closable] = {}
+        self._dropped: dict[int, Closable] = {}  # dropped while open, and not closed yet
         self._closing: set[int] = set()
         self._finished = False
         self._generator = self._close_at_loop_end()
@@ -195,6 +195,7 @@ class LoopShutdown:
             _shutdowns.pop(self._loop, None)
 
     async def _close_at_loop_end(self) -> AsyncGenerator[None, None]:
+        """Wait until asyncio closes the loop's async generators, then close all open objects."""
         try:
             yield
         finally:
@@ -273,6 +274,7 @@ def for_running_loop() -> LoopShutdown:
     loop = asyncio.get_running_loop()
     shutdown = _shutdowns.get(loop)
     if shutdown is None:
+        # Without this, the objects of a loop without readers would never be released.
         clear_closed()
         shutdown = _shutdowns[loop] = LoopShutdown(loop)
     return shutdown

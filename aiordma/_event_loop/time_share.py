@@ -53,7 +53,7 @@ class Timed(Coroutine[Any, Any, bool]):
         self, share: TimeShare, work: Coroutine[Any, Any, bool], used: float = 0.0
     ) -> None:
         self._share, self._work = share, work
-        self._used = used
+        self._used = used  # the time charged for the work so far
         self._started = False
         self.__qualname__ = getattr(work, "__qualname__", "")  # shown as the name of the task
 
@@ -78,6 +78,7 @@ class Timed(Coroutine[Any, Any, bool]):
         raise NotImplementedError  # a task calls send() and throw() directly
 
     def _step(self, step: Callable[[Any], Any], argument: Any) -> Any:
+        """Run the work until it next waits, and charge the time or, at the end, refund it."""
         began = self._share.now()
         self._started = True
         is_refunded = False

@@ -47,12 +47,13 @@ class _Selector(selectors.DefaultSelector):
         """The callbacks that the loop will call."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Process events of the world until a descriptor or callback is ready, or time is up."""
         world = self._world
         until = None if timeout is None else world.now + timeout
         while True:
-            more = world.step(until)
+            before_deadline = world.step(until)
             found = super().select(0)
-            if found or self.ready or not more:
+            if found or self.ready or not before_deadline:
                 if len(found) > 1:
                     world.random.shuffle(found)
                 return found
@@ -65,6 +66,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._world = world
         selector = _Selector(world)
         super().__init__(selector)
+        # asyncio creates its queue of callbacks in `__init__`.
         selector.ready = self._ready  # type: ignore[attr-defined]
         # asyncio runs the timers that are due before `time() + _clock_resolution`. After months of
         # virtual time, adding the default of 1 ns would not change the float, and no timer would

@@ -13,6 +13,7 @@ class OrderedBlockSource:
 
     If the pool has no memory for the first request, all later requests wait too. `on_memory` is
     called when memory is available again. It should then retry the request that is first in line.
+    `internal` and `exempt` have the same meaning as for `PoolWaiters.join`.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class OrderedBlockSource:
         return block
 
     def _on_waiter_done(self, waiter: asyncio.Future[Block]) -> None:
+        """Retry the request that is first in line, and offer it the block that has been granted."""
         if waiter is not self._waiter:
             return  # closed in the meantime
         self._waiter = None

@@ -52,7 +52,8 @@ class PoolWaiters(Generic[B]):
         # The size of each request, and whether it counts towards `share` if it overtakes users.
         self._internal: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._user: dict[asyncio.Future[B], tuple[int, bool]] = {}
-        self._overtaking: set[B] = set()
+        # The blocks of internal requests that were served while users were waiting.
+        self._overtaking_blocks: set[B] = set()
         self._overtaking_bytes = 0
         self._scheduled = False
         self._wait = Wait(clock)
@@ -85,34 +86,35 @@ class PoolWaiters(Generic[B]):
             self._internal[waiter] = size, not exempt
             self.serve_soon()
         else:
+            # Blocks of internal requests that overtook earlier users do not count for this one.
             if not self._user:
-                self._overtaking.clear()
+                self._overtaking_blocks.clear()
                 self._overtaking_bytes = 0
             self._user[waiter] = size, False
         self.update_statistics()
         self.on_wait()
         return waiter
 
-    async def wait(self, size: int, among: set[asyncio.Future[B]], *, internal: bool) -> B:
-        """Wait for a block. While this coroutine waits, `among` contains the future.
+    async def wait(self, size: int, waiters: set[asyncio.Future[B]], *, internal: bool) -> B:
+        """Wait for a block. `waiters` contains the future meanwhile, so that its owner can fail it.
 
         If the wait fails or is cancelled, the request is withdrawn.
         """
         waiter = self.join(size, internal=internal)
-        among.add(waiter)
+        waiters.add(waiter)
         try:
             return await waiter
         except BaseException:
             self.withdraw(waiter)
             raise
         finally:
-            among.discard(waiter)
+            waiters.discard(waiter)
             del waiter  # the traceback of its error refers to this frame
 
     def on_block_returned(self, block: B) -> None:
         """Record the return of a block. This must be called for every block while tasks wait."""
-        if block in self._overtaking:
-            self._overtaking.remove(block)
+        if block in self._overtaking_blocks:
+            self._overtaking_blocks.remove(block)
             self._overtaking_bytes -= block.size
         self.serve_soon()
 
@@ -137,19 +139,26 @@ class PoolWaiters(Generic[B]):
                 loop.call_soon(self._serve_all)
 
     def _serve_all(self) -> None:
+        """Serve internal requests, and then user requests with the remaining memory."""
         self._scheduled = False
         if self._serve(self._internal):
             self._serve(self._user)
+        # The share limits internal requests only while users wait. If all users have been served,
+        # continue with the internal requests beyond the share.
         if self._internal and not self._user:
-            self._serve(self._internal)  # they can no longer overtake a user
+            self._serve(self._internal)
         self.update_statistics()
 
     def _serve(self, queue: dict[asyncio.Future[B], tuple[int, bool]]) -> bool:
-        """Serve a queue in order; return False if the next request needs more memory."""
+        """Serve a queue in order; return False if the pool has too little memory for a request."""
         while queue:
             waiter, (size, counts_towards_share) = next(iter(queue.items()))
             overtakes = counts_towards_share and bool(self._user)
-            if overtakes and self._overtaking and self._overtaking_bytes + size > self._share:
+            if (
+                overtakes
+                and self._overtaking_blocks
+                and self._overtaking_bytes + size > self._share
+            ):
                 return True  # the remaining memory is for users
             try:
                 block = None if waiter.done() else self._take(size)
@@ -161,7 +170,7 @@ class PoolWaiters(Generic[B]):
                 if block is not None:
                     waiter.set_result(block)
                     if overtakes:
-                        self._overtaking.add(block)
+                        self._overtaking_blocks.add(block)
                         self._overtaking_bytes += block.size
             del queue[waiter]
         return True

@@ -100,16 +100,17 @@ class RegistrationCache:
         self._pd = pd
         self._loop = asyncio.get_running_loop()
         # The least recently used registration is the first.
-        self._kept: OrderedDict[int, CachedRegistration] = OrderedDict()
+        self._registrations: OrderedDict[int, CachedRegistration] = OrderedDict()
+        # The keys of entries whose memoryview no longer exists, to be dropped in the loop.
         self._collected_keys: deque[int] = deque()
         self._max_count = self._max_bytes = 0
-        self._set_up = False
+        self._is_set_up = False
         self._bytes = self._hits = self._misses = 0
 
     def set_up(self, most: int, most_bytes: int = MOST_BYTES) -> None:
         """Set the limits. Until `close`, further calls have no effect."""
-        if not self._set_up:
-            self._set_up = True
+        if not self._is_set_up:
+            self._is_set_up = True
             self._max_count, self._max_bytes = most, most_bytes
 
     def find(self, memory: object) -> CachedMemory | None:
@@ -124,13 +125,13 @@ class RegistrationCache:
         if not memory.c_contiguous or not 0 < size <= self._max_bytes or not self._max_count:
             return None
         self._drop_collected()
-        kept = self._kept.get(id(memory))
-        if kept is not None and kept.view() is memory:
-            self._kept.move_to_end(kept.key)
+        registration = self._registrations.get(id(memory))
+        if registration is not None and registration.view() is memory:
+            self._registrations.move_to_end(registration.key)
             self._hits += 1
         else:
-            kept = self._register(memory, size)
-        return CachedMemory(self, kept, memory)
+            registration = self._register(memory, size)
+        return CachedMemory(self, registration, memory)
 
     def _register(self, memory: memoryview, size: int) -> CachedRegistration:
         self._drop_released()
@@ -146,36 +147,36 @@ class RegistrationCache:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(drop_collected)
 
-        kept = CachedRegistration(key, weakref.ref(memory, on_view_collected), mr)
+        registration = CachedRegistration(key, weakref.ref(memory, on_view_collected), mr)
         self._misses += 1
         self._bytes += size
-        self._kept[key] = kept
-        while len(self._kept) > self._max_count or self._bytes > self._max_bytes:
-            self._drop(next(iter(self._kept.values())))
-        return kept
+        self._registrations[key] = registration
+        while len(self._registrations) > self._max_count or self._bytes > self._max_bytes:
+            self._drop(next(iter(self._registrations.values())))
+        return registration
 
     def _drop_collected(self) -> None:
         while self._collected_keys:
-            kept = self._kept.get(self._collected_keys.popleft())
-            if kept is not None and kept.view() is None:
-                self._drop(kept)
+            registration = self._registrations.get(self._collected_keys.popleft())
+            if registration is not None and registration.view() is None:
+                self._drop(registration)
 
     def _drop_released(self) -> None:
-        for kept in list(self._kept.values()):
-            if is_released(kept.view()):
-                self._drop(kept)
+        for registration in list(self._registrations.values()):
+            if is_released(registration.view()):
+                self._drop(registration)
 
-    def _drop(self, kept: CachedRegistration) -> None:
-        del self._kept[kept.key]
-        self._bytes -= kept.mr.length
-        kept.dropped = True
-        if not kept.users:
-            kept.mr.close()
+    def _drop(self, registration: CachedRegistration) -> None:
+        del self._registrations[registration.key]
+        self._bytes -= registration.mr.length
+        registration.dropped = True
+        if not registration.users:
+            registration.mr.close()
 
-    def release(self, kept: CachedRegistration) -> None:
-        kept.users -= 1
-        if kept.dropped and not kept.users:
-            kept.mr.close()
+    def release(self, registration: CachedRegistration) -> None:
+        registration.users -= 1
+        if registration.dropped and not registration.users:
+            registration.mr.close()
 
     def statistics(self) -> CacheStatistics:
         self._drop_collected()
@@ -184,43 +185,43 @@ class RegistrationCache:
 
     def counts(self) -> CacheStatistics:
         """Return the statistics, including entries of dead views. Any thread may call this."""
-        return CacheStatistics(len(self._kept), self._bytes, self._hits, self._misses)
+        return CacheStatistics(len(self._registrations), self._bytes, self._hits, self._misses)
 
     def close(self) -> None:
         """Empty the cache, and disable it until the next `set_up`.
 
         Registrations in use are closed after their operations.
         """
-        self._set_up = False
+        self._is_set_up = False
         self._max_count = 0
-        for kept in list(self._kept.values()):
-            self._drop(kept)
+        for registration in list(self._registrations.values()):
+            self._drop(registration)
 
 
 class _RegistrationUse(Pinned):
     """An operation's reference to a registration, which also pins the memory."""
 
-    __slots__ = ("_cache", "_keeper", "_kept", "view")
+    __slots__ = ("_cache", "_keeper", "_registration", "view")
 
     def __init__(
-        self, cache: RegistrationCache, kept: CachedRegistration, memory: memoryview
+        self, cache: RegistrationCache, registration: CachedRegistration, memory: memoryview
     ) -> None:
         self._cache = cache
-        self._kept = kept
+        self._registration = registration
         self.view = memoryview(memory).cast("B")  # a separate export
         self._keeper: object = keeper_of(self.view)
-        kept.users += 1
+        registration.users += 1
         self.lease()
 
     @property
     def region(self) -> verbs.MemoryRegion:
-        return self._kept.mr
+        return self._registration.mr
 
     @finalizer  # called by finalizers too
     def _retire(self) -> None:
         self._keeper = None
         self.view.release()
-        self._cache.release(self._kept)
+        self._cache.release(self._registration)
 
 
 class CachedMemory(OwnMemory):
@@ -230,13 +231,13 @@ class CachedMemory(OwnMemory):
     _closed_word = "returned to the caller"
 
     def __init__(
-        self, cache: RegistrationCache, kept: CachedRegistration, memory: memoryview
+        self, cache: RegistrationCache, registration: CachedRegistration, memory: memoryview
     ) -> None:
-        self._use: _RegistrationUse = _RegistrationUse(cache, kept, memory)
+        self._use: _RegistrationUse = _RegistrationUse(cache, registration, memory)
         self.pinned: Pinned = self._use
-        self.address: int = kept.mr.addr
-        self.length: int = kept.mr.length
-        self.lkey: int = kept.mr.lkey
+        self.address: int = registration.mr.addr
+        self.length: int = registration.mr.length
+        self.lkey: int = registration.mr.lkey
         self.writable: bool = not memory.readonly
 
     def __repr__(self) -> str:

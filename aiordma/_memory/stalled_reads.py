@@ -40,6 +40,7 @@ class StalledReads:
         self.timeout: float = 2.0
         """The time in seconds in which each reader must read its part."""
         self._waiting, self._clock = waiting, clock
+        # The progress of each reader when it was last fast enough, and the time of that check.
         self._readers: dict[Reader, tuple[int, float]] = {}
         self._scheduled = False
 
@@ -57,8 +58,10 @@ class StalledReads:
             asyncio.get_running_loop().call_later(seconds, self._check)
 
     def _check(self) -> None:
+        """Abort the READs of every connection that has read too slowly for `timeout` seconds."""
         self._scheduled = False
         now = self._clock.now()
+        # The pool's connections must read at the minimum rate together, each an equal part.
         min_rate = MIN_BYTES_PER_SECOND / (len(self._readers) or 1)
         for reader, (progress, progress_at) in list(self._readers.items()):
             if reader.progress - progress >= min_rate * self.timeout:

@@ -78,17 +78,19 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
 
     # Clear errno before each call. Otherwise, if a failed call did not set errno, a stale value
     # would be reported.
-    def check_status(*arguments: object) -> None:
+    def status(*arguments: object) -> None:
+        """Call a function that returns 0 on success."""
         ffi.errno = 0
         code: int = call(*arguments)
         if code:
             if convention is Convention.ERRNO:
                 raise failure(verb, errno_of(code))
-            # The manual page says -1, but older librdmacm versions and some providers return errno
-            # values.
+            # By the manual page, the call returns -1 and sets errno. Older librdmacm versions and
+            # some providers return the errno value instead.
             raise failure(verb, ffi.errno or abs(code))
 
     def pointer(*arguments: object) -> object:
+        """Call a function that returns NULL on failure."""
         ffi.errno = 0
         result: object = call(*arguments)
         if not result:
@@ -96,12 +98,14 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
         return result
 
     def count(*arguments: object) -> int:
+        """Call a function that returns a negative errno value on failure."""
         result: int = call(*arguments)
         if result < 0:
             raise failure(verb, -result)
         return result
 
     def event(*arguments: object) -> bool:
+        """Call a function that fetches an event; return False if no event is pending."""
         while True:
             ffi.errno = 0
             if call(*arguments) == 0:
@@ -113,8 +117,8 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
                 raise failure(verb, code)
 
     return {
-        Convention.ERRNO: check_status,
-        Convention.MINUS_ONE: check_status,
+        Convention.ERRNO: status,
+        Convention.MINUS_ONE: status,
         Convention.POINTER: pointer,
         Convention.COUNT: count,
         Convention.EVENT: event,

@@ -39,7 +39,7 @@ def _sum(before: Any, add: int) -> Hashable:
 
 # Each function returns the new content of a register, given its old content and the arguments of
 # the operation.
-REGISTER: dict[str, Callable[..., Hashable]] = {
+REGISTER_OPERATIONS: dict[str, Callable[..., Hashable]] = {
     "read": lambda before: before,
     "write": lambda _, value: value,
     "compare_and_swap": lambda before, expected, desired: desired if before == expected else before,
@@ -47,7 +47,7 @@ REGISTER: dict[str, Callable[..., Hashable]] = {
 }
 
 
-KINDS_WITH_RESULT = REGISTER.keys() - {"write"}
+KINDS_WITH_RESULT = REGISTER_OPERATIONS.keys() - {"write"}
 """The kinds of operations that have a result."""
 
 
@@ -129,7 +129,7 @@ class Operation:
         self._end_number: float = inf
         self._caller, self._begin_time, self._end_time = "", 0.0, 0.0
         self._is_open = False
-        self._refused = False
+        self._is_refused = False
         history._operations.append(self)
 
     def __repr__(self) -> str:
@@ -162,7 +162,7 @@ class Operation:
 
     def refused(self) -> None:
         """Exclude the operation from the check, because it had no effect and never will."""
-        self._refused = True
+        self._is_refused = True
 
     def __enter__(self) -> Self:
         if self._begin_number:
@@ -170,13 +170,14 @@ class Operation:
                 f"{self._call()} was already used; call history.{self._kind} for each operation"
             )
         self._caller, self._begin_time = self._history._caller_and_time()
-        self._begin_number = next(self._history._numbers)
+        self._begin_number = next(self._history._serial_numbers)
         self._is_open = True
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         self._is_open = False
-        if error_type is not None or self._refused:
+        # Without an end number, an operation is unfinished: it may still take effect later.
+        if error_type is not None or self._is_refused:
             return
         if self._kind in KINDS_WITH_RESULT and self._result is UNKNOWN:
             raise TypeError(
@@ -184,7 +185,7 @@ class Operation:
                 "the with block"
             )
         self._end_time = self._history._caller_and_time()[1]
-        self._end_number = next(self._history._numbers)
+        self._end_number = next(self._history._serial_numbers)
 
 
 class History:
@@ -205,7 +206,8 @@ class History:
     def __init__(self, *, initial: Hashable = 0) -> None:
         self._initial = _value("initial", initial)
         self._operations: list[Operation] = []
-        self._numbers = itertools.count(1)
+        # These numbers order the begins and ends, whose times can be equal.
+        self._serial_numbers = itertools.count(1)
         self._start_time = time.monotonic()
 
     def _caller_and_time(self) -> tuple[str, float]:
@@ -284,7 +286,7 @@ class History:
                 )
         groups: dict[tuple[Check, Hashable], list[Operation]] = {}
         for it in sorted(self._operations, key=lambda it: it._begin_number):
-            if not it._refused:
+            if not it._is_refused:
                 groups.setdefault((CHECKS[it._kind], _distinct(it._target)), []).append(it)
         if not groups:
             refused = f" (refused: {len(self._operations)})" if self._operations else ""
@@ -305,7 +307,7 @@ def _describe(what: str, operations: Iterable[Operation]) -> str:
 # ---- registers -----------------------------------------------------------------------------------
 
 
-Place = tuple[int, Any]
+SearchState = tuple[int, Any]
 """A state of the search: the completed operations as a bit mask, and the register's content."""
 
 
@@ -328,6 +330,8 @@ class Span(NamedTuple):
 
     def after(self, before: Hashable) -> Hashable:
         """Return the register's new content, or UNFIT if the operation contradicts `before`."""
+        # The content is unknown if the search starts in the middle of the history. The operation's
+        # result then reveals it.
         if before is UNKNOWN:
             before = self.result
         elif self.result is not UNKNOWN and before != self.result:
@@ -335,23 +339,30 @@ class Span(NamedTuple):
         kind = self.it._kind
         if before is UNKNOWN and kind != "write":
             return UNKNOWN
-        return REGISTER[kind](before, *self.values)
+        return REGISTER_OPERATIONS[kind](before, *self.values)
 
 
 def _has_order(spans: list[Span], initial_content: Hashable, steps: int) -> bool:
-    """Return whether the operations have a valid order. `spans` must be sorted by start."""
+    """Return whether some order of the operations explains all their results.
+
+    `spans` must be sorted by start. This is the depth-first search of Wing and Gong.
+    """
     must_complete = sum(1 << at for at, span in enumerate(spans) if span.end < inf)
-    tried: dict[Place, list[int]] = {}
+    # The states tried so far, with only the finished operations in the key. The values are bit
+    # masks of the unfinished operations that had taken effect as well.
+    tried: dict[SearchState, list[int]] = {}
     stack = [(0, initial_content)]
     steps += len(spans)
     while stack:
-        done, state = stack.pop()
-        if not must_complete & ~done:
+        completed, content = stack.pop()
+        if not must_complete & ~completed:
             return True
-        failed_masks = tried.setdefault((done & must_complete, state), [])
-        if all(other & ~done for other in failed_masks):  # no state with more choices has failed
-            failed_masks.append(done & ~must_complete)
-            stack += _choices(spans, done, state)
+        tried_masks = tried.setdefault((completed & must_complete, content), [])
+        # Skip the state if the search has already tried it with a subset of these unfinished
+        # operations. That state has more choices, so this one cannot lead further (Lowe's cache).
+        if all(mask & ~completed for mask in tried_masks):
+            tried_masks.append(completed & ~must_complete)
+            stack += _choices(spans, completed, content)
             steps -= 1
             if not steps:
                 raise RuntimeError(
@@ -362,26 +373,28 @@ def _has_order(spans: list[Span], initial_content: Hashable, steps: int) -> bool
     return False
 
 
-def _choices(spans: list[Span], done: int, state: Hashable) -> list[Place]:
-    """Return the possible next states, ending with the most likely one.
+def _choices(spans: list[Span], completed: int, content: Hashable) -> list[SearchState]:
+    """Return the states that can follow when one more operation takes effect, likeliest last.
 
     If a finished operation leaves the register unchanged, completing it is the only choice.
     """
-    finished: list[Place] = []
-    unfinished: dict[Hashable, Place] = {}  # one of each set of equivalent operations
+    finished: list[SearchState] = []
+    unfinished: dict[Hashable, SearchState] = {}  # one of each set of equivalent operations
     observed_values: list[Hashable] = []
-    remaining, earliest_end, total_added = ~done & ((1 << len(spans)) - 1), inf, 0
+    remaining, earliest_end = ~completed & ((1 << len(spans)) - 1), inf
+    total_added = 0  # by the unfinished fetch-and-adds
     while remaining:
         bit = remaining & -remaining
         remaining ^= bit
         span = spans[bit.bit_length() - 1]
+        # An operation takes effect after all operations that ended before it began.
         if span.begin > earliest_end:
             break
-        after, kind, values = span.after(state), span.it._kind, span.values
+        after, kind, values = span.after(content), span.it._kind, span.values
         if span.result is not UNKNOWN:
             observed_values.append(span.result)
-            if after == state:
-                return [(done | bit, state)]
+            if after == content:
+                return [(completed | bit, content)]
         elif kind == "compare_and_swap":
             observed_values.append(values[0])
         elif kind == "fetch_and_add":
@@ -389,15 +402,15 @@ def _choices(spans: list[Span], done: int, state: Hashable) -> list[Place]:
         if span.end < inf:
             earliest_end = min(earliest_end, span.end)
             if after is not UNFIT:
-                finished.append((done | bit, after))
-        elif after is not UNFIT and after != state:
-            unfinished.setdefault((kind, values), (done | bit, after))
+                finished.append((completed | bit, after))
+        elif after is not UNFIT and after != content:
+            unfinished.setdefault((kind, values), (completed | bit, after))
     # Try an unfinished operation only if another operation could observe its effect, either
     # directly or after further additions.
     useful = [
-        it
-        for it in unfinished.values()
-        if any(_leads_to(it[1], value, total_added) for value in observed_values)
+        (completed_mask, new_content)
+        for completed_mask, new_content in unfinished.values()
+        if any(_leads_to(new_content, value, total_added) for value in observed_values)
     ]
     return [*useful, *reversed(finished)]
 
@@ -410,12 +423,14 @@ def _leads_to(content: Hashable, value: Hashable, adds: int) -> bool:
 
 
 def _check_register(operations: list[Operation], steps: int) -> str:
+    """Check linearizability. Returns an error message with few contradictory operations, or ""."""
     spans, initial = [Span.of(it) for it in operations], operations[0]._history._initial
     initial_content = _distinct(initial)
     if _has_order(spans, initial_content, steps):
         return ""
 
     def spans_until(end: float) -> list[Span]:
+        """Return the spans that begin before `end`, as unfinished ones if they end later."""
         return [it if it.end <= end else it.without_end() for it in spans if it.begin < end]
 
     def spans_since(begin: int) -> list[Span]:
@@ -425,9 +440,10 @@ def _check_register(operations: list[Operation], steps: int) -> str:
     def is_contradictory(some: list[Span], state: Hashable) -> bool:
         try:
             return not _has_order(some, state, steps)
-        except RuntimeError:
+        except RuntimeError:  # too many steps, so no contradiction has been proved
             return False
 
+    # Shorten the message: leave out the operations after the first contradiction.
     ends = sorted(it.end for it in spans if it.end < inf)
     last = bisect_left(
         ends,
@@ -436,16 +452,17 @@ def _check_register(operations: list[Operation], steps: int) -> str:
         key=lambda end: is_contradictory(spans_until(end), initial_content),
     )
     part = spans_until(ends[last])
+    # Also leave out as many earlier operations as possible, now with an unknown initial content.
     begin_times = [it.begin for it in part]
     first = bisect_left(
         begin_times, True, key=lambda begin: not is_contradictory(spans_since(begin), UNKNOWN)
     )
-    began = f"given its initial value {brief(initial)}"
-    began += " (History(initial=...) changes it)" if initial_content == 0 else ""
-    known = "regardless of its previous value" if first else began
+    given_initial = f"given its initial value {brief(initial)}"
+    given_initial += " (History(initial=...) changes it)" if initial_content == 0 else ""
+    premise = "regardless of its previous value" if first else given_initial
     part = spans_since(begin_times[first - 1]) if first else part
     name = f"these operations on {operations[0]._target!r}"
-    what = f"no order of {name} explains their results, {known}"
+    what = f"no order of {name} explains their results, {premise}"
     return _describe(what, [it.it for it in part])
 
 
@@ -453,9 +470,11 @@ def _check_register(operations: list[Operation], steps: int) -> str:
 
 
 def _check_channel(operations: list[Operation], _: int) -> str:
+    """Check that messages arrived once and in order. Returns an error message, or ""."""
     undelivered: list[Operation] = []
     """Sends that end normally and whose messages have not arrived yet."""
     uncertain: list[Operation] = []
+    """Sends that did not end normally. Their messages may arrive once, at any time."""
     for at, it in enumerate(operations):
         if it._kind == "send":
             (uncertain if it._end_number == inf else undelivered).append(it)
@@ -465,13 +484,15 @@ def _check_channel(operations: list[Operation], _: int) -> str:
         elif found := [other for other in uncertain if other._comparison_key == it._comparison_key]:
             uncertain.remove(found[0])
         else:
-            alike = [
+            same_message = [
                 other
                 for other in operations[: at + 1]
                 if other._comparison_key == it._comparison_key
             ]
             what = "arrived twice, out of order, or without having been sent"
-            return _describe(f"a message on {it._target!r} {what}", {*alike, *undelivered[:1]})
+            return _describe(
+                f"a message on {it._target!r} {what}", {*same_message, *undelivered[:1]}
+            )
     return (
         _describe(f"a message on {undelivered[0]._target!r} never arrived", undelivered[:1])
         if undelivered
@@ -480,6 +501,7 @@ def _check_channel(operations: list[Operation], _: int) -> str:
 
 
 def _check_lease(operations: list[Operation], _: int) -> str:
+    """Check that no access succeeded that began after the lease ended. Returns an error or ""."""
     ends = [it for it in operations if it._kind == "lease_ended"][:1]
     accesses = [it for it in operations if it._kind == "access"]
     late = [
@@ -502,7 +524,7 @@ Check = Callable[[list[Operation], int], str]
 It also gets the maximum number of steps.
 """
 CHECKS: dict[str, Check] = {
-    **dict.fromkeys(REGISTER, _check_register),
+    **dict.fromkeys(REGISTER_OPERATIONS, _check_register),
     **dict.fromkeys(("send", "received"), _check_channel),
     **dict.fromkeys(("access", "lease_ended"), _check_lease),
 }

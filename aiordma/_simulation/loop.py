@@ -24,7 +24,7 @@ T = TypeVar("T")
 NEVER = (1 << 64) - 1
 # Closing a coroutine fails once for each await in its `finally` blocks. This constant limits the
 # number of attempts.
-MAX_AWAITS = 100
+MAX_CLOSE_ATTEMPTS = 100
 
 
 class Future(asyncio.Future[Any]):
@@ -37,6 +37,8 @@ class Future(asyncio.Future[Any]):
 
 
 class Task(asyncio.Task[Any]):
+    """A task whose hash is its serial number, as for `Future`. Its name begins with the host."""
+
     number: int
     host: str
 
@@ -61,6 +63,7 @@ class HostLoop(VirtualLoop):
         return monotonic_ns() / 1e9
 
     def create_future(self) -> asyncio.Future[Any]:
+        """Create a future with a serial number, because asyncio's futures hash by their address."""
         future = Future.__new__(Future)
         future.number = self.machine.world._next_number()
         Future.__init__(future, loop=self)
@@ -69,6 +72,7 @@ class HostLoop(VirtualLoop):
     def _new_task(
         self, _: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
+        """Create a task with a serial number, because asyncio's names and hashes differ per run."""
         task = Task.__new__(Task)
         task.number = self.machine.world._next_number()
         task.host = self.machine.host.name
@@ -93,6 +97,7 @@ class HostLoop(VirtualLoop):
         return getaddrinfo(host, port, **options)
 
     async def sock_connect(self, sock: Any, address: Any) -> None:
+        """Connect a socket. If nothing listens at the address, add the reason to the error."""
         try:
             await super().sock_connect(sock, address)
         except ConnectionRefusedError as error:
@@ -172,7 +177,9 @@ class HostLoop(VirtualLoop):
         asyncio._set_running_loop(self)
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            for _ in range(MAX_AWAITS):
+            # `close` fails if the coroutine awaits something in a `finally` block. Repeat it until
+            # the coroutine has passed all of these blocks.
+            for _ in range(MAX_CLOSE_ATTEMPTS):
                 with suppress(BaseException):
                     task.get_coro().close()
                     break

@@ -95,6 +95,7 @@ class Machine:
     def start(
         self, program: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]
     ) -> asyncio.Task[T]:
+        """Start a program on the host, after checking that the arguments fit."""
         where = f"host {self.host.name!r}"
         hint = "pass the function and its arguments without calling it: run(count, 20)"
         arguments = f"the arguments {', '.join(map(brief, args))}" if args else "no arguments"

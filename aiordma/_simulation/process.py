@@ -248,15 +248,15 @@ REPLACEMENT_BY_ID = {
     if isinstance(place, ModuleType)
 }
 # These modules keep the real clock, because they measure how long they wait for other threads.
-WAIT_FOR_THREADS = {"threading", "queue"}
+REAL_CLOCK_MODULES = {"threading", "queue"}
 
 
 def imported_copies() -> list[Replacement]:
-    """Return replacements for functions that modules have imported by name."""
+    """Return replacements for the copies that modules got with `from time import time`, say."""
     return [
         (module, name, REPLACEMENT_BY_ID[id(value)])
         for module_name, module in list(sys.modules.items())
-        if module_name not in WAIT_FOR_THREADS
+        if module_name not in REAL_CLOCK_MODULES
         and not module_name.startswith(__package__)
         and not REPLACEMENT_BY_ID.keys().isdisjoint(
             map(id, getattr(module, "__dict__", {}).values())

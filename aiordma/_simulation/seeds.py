@@ -35,20 +35,20 @@ class Seeds:
     failed: dict[int, str]
 
 
-uses = 0
+environment_uses = 0
 """The number of simulations in this process that have used AIORDMA_SIMULATION_SEEDS."""
 
 
 def seeds_from_environment() -> range | None:
     """Return the seeds in AIORDMA_SIMULATION_SEEDS ("61", or "0:1000" for 0 to 999), or None."""
-    global uses  # noqa: PLW0603 - one for the process
+    global environment_uses  # noqa: PLW0603 - one for the process
     if not (text := os.environ.get(VARIABLE)):
         return None
     try:
         first, colon, end = text.partition(":")
         seeds = range(int(first), int(end) if colon else int(first) + 1)
         if seeds and seeds[0] >= 0:
-            uses += 1
+            environment_uses += 1
             return seeds
     except ValueError:
         pass
@@ -152,6 +152,7 @@ def _progress(count: int) -> Iterator[Callable[[int, int], Any]]:
 
 def minimize_faults(fails: Callable[[list[Fault]], bool], faults: list[Fault]) -> list[Fault]:
     """Drop each fault that the failure does not depend on, and return the remaining faults."""
+    # Each attempt is a simulation, so limit their number.
     kept = faults
     for fault in faults[::-1][:MAX_RUNS]:
         fewer = [one for one in kept if one is not fault]

@@ -92,6 +92,7 @@ def check_blocking(sock: Socket) -> None:
 
 
 def socket_name(family: int, address: Address) -> Any:
+    """Return an address in the format of sockets. IPv6 sockets get mapped IPv4 addresses."""
     host, port = address
     if family == AF_INET:
         return address
@@ -101,8 +102,9 @@ def socket_name(family: int, address: Address) -> Any:
 def resolve(where: str, address: Any, sock: Socket) -> Address:
     """Return the numeric address and port, converting IPv4-mapped IPv6 addresses to IPv4."""
     host, port = address[:2]
-    [*_, (*_, (found, *_))] = getaddrinfo(host or sock._local[0], 0, sock.family, SOCK_STREAM)
-    return found.removeprefix("::ffff:"), check_port(where, port)
+    *_, last_result = getaddrinfo(host or sock._local[0], 0, sock.family, SOCK_STREAM)
+    (numeric_host, *_) = last_result[-1]
+    return numeric_host.removeprefix("::ffff:"), check_port(where, port)
 
 
 def accepts_address(bound: Socket, host: str) -> bool:
@@ -136,6 +138,7 @@ def send_connect_request(initiator: Socket, responder: Host, until: float) -> No
 
 def handle_connect_request(initiator: Socket, responder: Machine) -> None:
     """Respond to a connection request that has arrived, or drop it if the backlog is full."""
+    # The initiator may have given up, or this may be a repeated request that has been accepted.
     if (
         initiator._request_timer is None
         or initiator._peer_socket is not None
@@ -161,7 +164,7 @@ def handle_connect_request(initiator: Socket, responder: Machine) -> None:
         accepted._network = initiator._network
         if not listening._accept_queue:
             # Make the listening socket readable, so that the loop calls `accept`.
-            listening._simulation_end.send(b"1")
+            listening._simulation_socket.send(b"1")
         listening._accept_queue.append(accepted)
     elif listeners:
         only = ", ".join(it._local[0] for it in listeners)
@@ -195,12 +198,13 @@ class Socket(RealSocket, metaclass=_SocketType):
     def __init__(
         self, family: int = -1, type: int = -1, proto: int = -1, fileno: Any = None
     ) -> None:
-        own, self._simulation_end = socket.socketpair()
+        own, self._simulation_socket = socket.socketpair()
         super().__init__(
             AF_INET if family == -1 else family, SOCK_STREAM, max(proto, 0), own.detach()
         )
         super().setblocking(False)
-        self._simulation_end.setblocking(False)
+        self._simulation_socket.setblocking(False)
+        # Use the smallest send buffer, because `_make_unwritable` fills it.
         super().setsockopt(SOL_SOCKET, socket.SO_SNDBUF, len(FILLER))
         machine = current_machine()
         assert machine is not None
@@ -235,6 +239,7 @@ class Socket(RealSocket, metaclass=_SocketType):
         self._options[level, name] = value
 
     def getsockopt(self, level: int, name: int, *_: int) -> Any:
+        """Return an option that was set, the pending error, or the kernel's default."""
         if (level, name) in self._options:
             return self._options[level, name]
         if (level, name) != (SOL_SOCKET, socket.SO_ERROR):
@@ -254,7 +259,7 @@ class Socket(RealSocket, metaclass=_SocketType):
 
     def bind(self, address: Any) -> None:
         host, port = resolve("bind", address, self)
-        if self._local[1]:
+        if self._local[1]:  # the socket is already bound
             raise failure(errno.EINVAL)
         if not (host in WILDCARDS or is_loopback(host) or host in self._machine.host._addresses):
             raise failure(errno.EADDRNOTAVAIL)
@@ -283,7 +288,7 @@ class Socket(RealSocket, metaclass=_SocketType):
             raise failure(errno.EINVAL if self._backlog < 0 else errno.EAGAIN)
         accepted = self._accept_queue.popleft()
         if not self._accept_queue:
-            self.recv(1)  # no longer readable
+            self.recv(1)  # remove the byte that made this listening socket readable
         return accepted, accepted.getpeername()
 
     # ---- connecting ----------------------------------------------------------------------
@@ -311,6 +316,7 @@ class Socket(RealSocket, metaclass=_SocketType):
                 if is_loopback(host)
                 else machine.host._addresses[self._network]
             )
+        # As in the kernel, a socket with a loopback address cannot reach another host.
         elif is_loopback(local_host) and responder is not machine.host:
             return errno.EINVAL
         if not local_port:
@@ -321,6 +327,7 @@ class Socket(RealSocket, metaclass=_SocketType):
         return errno.EINPROGRESS
 
     def _finish_connect(self, code: int) -> None:
+        """Report the result of connecting: make the socket writable, and set SO_ERROR."""
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer, self._error = None, code
@@ -329,7 +336,8 @@ class Socket(RealSocket, metaclass=_SocketType):
     # ---- a connection --------------------------------------------------------------------
 
     def send(self, data: Any, _: int = 0) -> int:
-        if self._peer_socket is None or self._has_ended or self._simulation_end.fileno() < 0:
+        """Send as much data as the window allows, and return the number of bytes."""
+        if self._peer_socket is None or self._has_ended or self._simulation_socket.fileno() < 0:
             raise failure(errno.EPIPE)
         accepted_bytes = bytes(data[: self._window])
         self._window -= len(accepted_bytes)
@@ -355,7 +363,7 @@ class Socket(RealSocket, metaclass=_SocketType):
 
     def _make_writable(self) -> None:
         with suppress(OSError):
-            while self._simulation_end.recv(len(FILLER)):
+            while self._simulation_socket.recv(len(FILLER)):
                 pass
 
     def _on_acknowledged(self, count: int) -> None:
@@ -368,7 +376,9 @@ class Socket(RealSocket, metaclass=_SocketType):
         if self._peer_socket is None:
             raise failure(errno.ENOTCONN)
         if how != socket.SHUT_WR:
-            self._simulation_end.shutdown(socket.SHUT_WR)
+            # The program reads what the simulation's socket writes. Closing the write side there
+            # ends the program's reading.
+            self._simulation_socket.shutdown(socket.SHUT_WR)
         if how != socket.SHUT_RD and not self._has_ended:
             self._has_ended = True
             self._peer_socket._transmit(b"")
@@ -391,6 +401,7 @@ class Socket(RealSocket, metaclass=_SocketType):
         super().close()
 
     def _end_connection(self, *, reset: bool) -> None:
+        """Stop, and send the peer a reset or, unless it has been sent, the end of the stream."""
         self._stop()
         if self._peer_socket is not None and (reset or not self._has_ended):
             self._peer_socket._transmit(None if reset else b"")
@@ -402,9 +413,9 @@ class Socket(RealSocket, metaclass=_SocketType):
             self._request_timer.cancel()
         if self in self._machine.bound:
             self._machine.bound.remove(self)
-        if self._simulation_end.fileno() >= 0:
-            self._machine.loop.remove_writer(self._simulation_end)
-            self._simulation_end.close()
+        if self._simulation_socket.fileno() >= 0:
+            self._machine.loop.remove_writer(self._simulation_socket)
+            self._simulation_socket.close()
 
     def _reset(self) -> None:
         # The kernel resets this end when the other end is closed with unread data.
@@ -416,37 +427,41 @@ class Socket(RealSocket, metaclass=_SocketType):
 
         Empty data ends the stream, and None resets the connection.
         """
-        machine, other = self._machine, self._peer_socket
-        assert other is not None
-        if not machine.alive:
-            other._retry(RETRY_DELAY)
+        machine, sender = self._machine, self._peer_socket
+        assert sender is not None
+        if not machine.alive:  # the host of this socket was killed
+            sender._reset_after_reboot(RETRY_DELAY)
             return
-        delay = machine.world._latency(other._machine.host, machine.host)
+        delay = machine.world._latency(sender._machine.host, machine.host)
         self._last_arrival = max(machine.now + delay, self._last_arrival)
         self._in_transit.append((self._last_arrival, data))
         machine.loop.call_at(self._last_arrival, self._receive)
 
-    def _retry(self, delay: float) -> None:
-        """Reset this socket when the peer has rebooted, or after 205 seconds of retries."""
+    def _reset_after_reboot(self, delay: float) -> None:
+        """Reset this socket when the peer's killed host has rebooted, or after 205 seconds.
+
+        `delay` is the time until the next retry. It doubles each time, as in TCP.
+        """
         assert self._peer_socket is not None
-        if self._simulation_end.fileno() < 0:  # this socket has been closed
+        if self._simulation_socket.fileno() < 0:  # this socket has been closed
             return
         if delay < MAX_RETRY_DELAY and not self._peer_socket._machine.host.alive:
-            self._machine.loop.call_later(delay, self._retry, 2 * delay)
+            self._machine.loop.call_later(delay, self._reset_after_reboot, 2 * delay)
         else:
             self._reset()
 
     def _receive(self) -> None:
-        machine, other = self._machine, self._peer_socket
-        assert other is not None
-        if self._simulation_end.fileno() < 0:  # this socket has been closed
-            if any(data for _, data in self._in_transit):
-                other._transmit(None)
+        """Pass the data that has arrived to the program, and acknowledge it to the sender."""
+        machine, sender = self._machine, self._peer_socket
+        assert sender is not None
+        if self._simulation_socket.fileno() < 0:  # this socket has been closed
+            if any(data for _, data in self._in_transit):  # reset the sender, as the kernel does
+                sender._transmit(None)
             self._in_transit.clear()
             return
-        machine.loop.remove_writer(self._simulation_end)
+        machine.loop.remove_writer(self._simulation_socket)
         while self._in_transit and self._in_transit[0][0] <= machine.now + TIMER_TOLERANCE:
-            if machine.world._is_cut(other._machine.host, machine.host, self._network):
+            if machine.world._is_cut(sender._machine.host, machine.host, self._network):
                 machine.loop.call_later(RETRY_DELAY, self._receive)
                 return
             due, data = self._in_transit.popleft()
@@ -454,22 +469,22 @@ class Socket(RealSocket, metaclass=_SocketType):
                 self._reset()
                 return
             if not data:
-                self._simulation_end.shutdown(socket.SHUT_WR)
+                self._simulation_socket.shutdown(socket.SHUT_WR)
                 continue
             try:
-                accepted_bytes = self._simulation_end.send(data)
+                accepted_bytes = self._simulation_socket.send(data)
             except BlockingIOError:
                 accepted_bytes = 0
             except BrokenPipeError:  # reading has been shut down
                 accepted_bytes = len(data)
             if accepted_bytes:
-                delay = machine.world._latency(machine.host, other._machine.host)
-                other._machine.loop.call_at(
-                    machine.now + delay, other._on_acknowledged, accepted_bytes
+                delay = machine.world._latency(machine.host, sender._machine.host)
+                sender._machine.loop.call_at(
+                    machine.now + delay, sender._on_acknowledged, accepted_bytes
                 )
             if accepted_bytes < len(data):  # the rest is sent after the program has read
                 self._in_transit.appendleft((due, data[accepted_bytes:]))
-                machine.loop.add_writer(self._simulation_end, self._receive)
+                machine.loop.add_writer(self._simulation_socket, self._receive)
                 return
 
 

@@ -21,7 +21,7 @@ from itertools import product
 from typing import Any, TypeVar, overload
 from unittest.mock import patch
 
-from .._core.arguments import host_name, instance, integer, real, refusal, seconds, truth
+from .._core.arguments import U64_MAX, host_name, instance, integer, real, refusal, seconds, truth
 from .._event_loop.futures import settle
 from .._event_loop.virtual_loop import StalledError, describe_waiting_tasks
 from .._native import softdev
@@ -110,6 +110,7 @@ class Host:
         self._services.append((program, args))
 
     def _start_service(self, program: Program[Any], args: tuple[Any, ...]) -> None:
+        """Start a program of `serve`. If it fails, the simulation ends."""
         machine = self._machine
         task = machine.start(program, args)
         machine.services.add(task)
@@ -124,17 +125,19 @@ class Host:
         Raises:
             KilledError: If the host has been killed, or is killed while the program runs.
         """
-        machine, here = self._machine, asyncio.get_running_loop()
+        machine, caller_loop = self._machine, asyncio.get_running_loop()
         if not machine.alive:
             raise KilledError(f"cannot run a program on {self!r}: the host was killed")
-        done: asyncio.Future[None] = here.create_future()
+        # The program runs in another loop, so await a future of this loop instead of the task. If
+        # the host is killed, the task never ends, and `_kill` ends the wait.
+        program_ended: asyncio.Future[None] = caller_loop.create_future()
         task = machine.start(program, args)
-        task.add_done_callback(lambda _: here.call_soon(settle, done))
-        machine.awaited[done] = None
+        task.add_done_callback(lambda _: caller_loop.call_soon(settle, program_ended))
+        machine.awaited[program_ended] = None
         try:
-            await done
+            await program_ended
         finally:
-            del machine.awaited[done]
+            del machine.awaited[program_ended]
             if not task.done() and machine.alive:
                 machine.loop.call_soon(task.cancel)
         return task.result()
@@ -149,10 +152,12 @@ class Host:
             self._kill()
 
     def _kill(self) -> None:
+        """Kill the host, and fail the calls of `run` that await its programs."""
         machine = self._machine
         machine.kill()
-        for done in machine.awaited:
-            done.get_loop().call_soon(settle, done, None, KilledError(f"{self!r} was killed"))
+        for program_ended in machine.awaited:
+            killed = KilledError(f"{self!r} was killed")
+            program_ended.get_loop().call_soon(settle, program_ended, None, killed)
 
     def boot(self) -> None:
         """Boot a killed host. It keeps its address, and its `serve` programs start again."""
@@ -162,8 +167,9 @@ class Host:
         self._boot()
 
     def _boot(self) -> None:
+        """Boot the host as a new machine, and start the programs of `serve` again."""
         self.world._old_machines.append(self._machine)
-        self._machine = self.world._without_switching(lambda: Machine(self))
+        self._machine = self.world._without_switching_machine(lambda: Machine(self))
         for service in self._services:
             self._start_service(*service)
 
@@ -196,8 +202,9 @@ class World:
         self._plan = plan
         self._numbers = 0
         self._links: dict[tuple[str, str], Link] = {}
-        self._cut: set[tuple[int, str, str]] = set()
-        self._partitioned: set[tuple[int, str]] = set()
+        self._cut_links: set[tuple[int, str, str]] = set()
+        """The links that the program has cut: the network, the sender and the receiver."""
+        self._partitioned_hosts: set[tuple[int, str]] = set()
         """The networks and hosts that the program has cut off, even from hosts that boot later."""
         self._planned_cuts: Counter[tuple[int, str]] = Counter()
         """The number of active planned faults that cut off a host, by network and host."""
@@ -232,12 +239,14 @@ class World:
             number = len(self.hosts)
             if number == softdev.SIM_HOSTS:
                 raise ValueError(f"cannot create host {name!r}: too many hosts (maximum {number})")
-            new_host = self.hosts[name] = self._without_switching(lambda: Host(self, name, number))
-            for network, apart in self._partitioned:
-                self._cut |= {(network, name, apart), (network, apart, name)}
+            new_host = self.hosts[name] = self._without_switching_machine(
+                lambda: Host(self, name, number)
+            )
+            for network, isolated in self._partitioned_hosts:
+                self._cut_links |= {(network, name, isolated), (network, isolated, name)}
             for other in self.hosts.values():
-                self._set_way(new_host, other)
-                self._set_way(other, new_host)
+                self._update_link(new_host, other)
+                self._update_link(other, new_host)
         return self.hosts[name]
 
     def _host_at(self, address: str, here: Host) -> tuple[Host, int] | None:
@@ -258,7 +267,7 @@ class World:
             raise ValueError(f"cannot link host {one!r} to itself")
         for names in ((one, other), (other, one)):
             self._links[names] = replace(self._links.get(names, self._plan.link), **changes)
-            self._set_way(self.hosts[names[0]], self.hosts[names[1]])
+            self._update_link(self.hosts[names[0]], self.hosts[names[1]])
 
     def partition(self, *names: str, network: int | None = None) -> None:
         """Cut these hosts off from all others until `heal`.
@@ -271,13 +280,13 @@ class World:
         self._check_hosts(names)
         if self.hosts.keys() <= {*names}:
             raise ValueError("a partition of all hosts has no effect; name fewer hosts")
-        numbers = self._numbers_of(network)
+        numbers = self._network_numbers(network)
         self._record_event(f"{', '.join(names)}: cut off{_network_suffix(network)} by the program")
         for one, other in product(self.hosts, repeat=2):
             if (one in names) != (other in names):
-                self._cut |= {(number, one, other) for number in numbers}
-        self._partitioned |= set(product(numbers, names))
-        self._set_ways()
+                self._cut_links |= {(number, one, other) for number in numbers}
+        self._partitioned_hosts |= set(product(numbers, names))
+        self._update_links()
 
     def heal(self, *names: str, network: int | None = None) -> None:
         """End the partitions that `partition` created for these hosts.
@@ -286,17 +295,17 @@ class World:
         Partitions of a `FaultPlan` are not affected.
         """
         self._check_hosts(names)
-        healed = self._numbers_of(network)
+        healed = self._network_numbers(network)
         self._record_event(
             f"{', '.join(names or ['all hosts'])}: partitions healed{_network_suffix(network)}"
         )
-        self._cut = {
+        self._cut_links = {
             (number, one, other)
-            for number, one, other in self._cut
+            for number, one, other in self._cut_links
             if number not in healed or (names and not {one, other} & set(names))
         }
-        self._partitioned -= set(product(healed, names or self.hosts))
-        self._set_ways()
+        self._partitioned_hosts -= set(product(healed, names or self.hosts))
+        self._update_links()
 
     def _check_hosts(self, names: Collection[str]) -> None:
         for name in names:
@@ -306,7 +315,7 @@ class World:
                     f"host not found: {name!r} (hosts: {known_hosts}); call World.host to create it"
                 )
 
-    def _numbers_of(self, network: int | None) -> range:
+    def _network_numbers(self, network: int | None) -> range:
         if network is None:
             return self._networks
         _check_network(integer("network", network), len(self._networks))
@@ -314,25 +323,29 @@ class World:
 
     def _is_cut(self, one: Host, other: Host, network: int = 0) -> bool:
         planned = self._planned_cuts[network, one.name] + self._planned_cuts[network, other.name]
-        return (planned > 0 and one is not other) or (network, one.name, other.name) in self._cut
+        by_program = (network, one.name, other.name) in self._cut_links
+        return by_program or (planned > 0 and one is not other)
 
     def _latency(self, one: Host, other: Host) -> float:
         """Return a random latency for one TCP segment, in seconds."""
-        link = self._way(one, other)
+        link = self._link_between(one, other)
         return link.latency + self.random.uniform(0, link.jitter)
 
-    def _way(self, one: Host, other: Host) -> Link:
+    def _link_between(self, one: Host, other: Host) -> Link:
         inside = one is other
         return Link() if inside else self._links.get((one.name, other.name), self._plan.link)
 
-    def _set_ways(self) -> None:
+    def _update_links(self) -> None:
         for one in self.hosts.values():
             for other in self.hosts.values():
-                self._set_way(one, other)
+                self._update_link(one, other)
 
-    def _set_way(self, one: Host, other: Host) -> None:
-        link = self._way(one, other)
+    def _update_link(self, one: Host, other: Host) -> None:
+        """Pass the parameters of the link from `one` to `other` to the simulated devices."""
+        link = self._link_between(one, other)
         for network in self._networks:
+            # The devices take probabilities in millionths. `late` is the probability that a packet
+            # gets an extra delay of up to `late_ns`.
             way = softdev.sim_way(network, one.number, other.number)
             way.latency_ns, way.jitter_ns = round(link.latency * 1e9), round(link.jitter * 1e9)
             way.ps_per_byte, way.late_ns = round(1e12 / link.rate), round(link.late * 1e9)
@@ -345,7 +358,7 @@ class World:
         self._numbers += 1
         return self._numbers
 
-    def _without_switching(self, make: Callable[[], T]) -> T:
+    def _without_switching_machine(self, make: Callable[[], T]) -> T:
         """Call `make`. If it enters another machine, switch back to the current one."""
         try:
             return make()
@@ -380,6 +393,7 @@ class World:
             if fault_time <= now:
                 self._apply_due_faults()
                 continue
+            # Besides the machines that were due, a datagram may just have reached another one.
             ready = [
                 machine
                 for machine, when in zip(machines, due, strict=True)
@@ -437,19 +451,21 @@ class World:
                 machine.will_reboot = True
 
                 def boot() -> None:
+                    # The program may have killed or booted the host in the meantime.
                     if machine.will_reboot and host._machine is machine:
                         host._boot()
 
                 return boot
-        cut = [fault.network] if fault.kind == "cable" else self._networks
+        # A cable fault cuts the host off on one network, and a partition on all networks.
+        cut_networks = [fault.network] if fault.kind == "cable" else self._networks
 
-        def change(count: int) -> None:
-            for network in cut:
-                self._planned_cuts[network, host.name] += count
-            self._set_ways()
+        def count_cuts(change: int) -> None:
+            for network in cut_networks:
+                self._planned_cuts[network, host.name] += change
+            self._update_links()
 
-        change(1)
-        return lambda: change(-1)
+        count_cuts(1)
+        return lambda: count_cuts(-1)
 
     def _record_event(self, what: Fault | str) -> None:
         self._timeline.append((self.now, what))
@@ -471,11 +487,13 @@ class World:
             f"{it}" if isinstance(it, Fault) else f"{when:.2f} s: {it}"
             for when, it in self._timeline
         ]
-        lines[:left_out] = [f"{left_out} earlier events; see World.faults"] * (left_out > 0)
+        if left_out:
+            lines[:left_out] = [f"{left_out} earlier events; see World.faults"]
         note += "".join(f"\n  {line}" for line in lines)
         if not isinstance(error, StalledError | TimeLimitError):  # their messages list the tasks
             waits = self._waiting().splitlines()
-            waits[MAX_LINES:] = ["..."] * (len(waits) > MAX_LINES)
+            if len(waits) > MAX_LINES:
+                waits[MAX_LINES:] = ["..."]
             note += "\nwaiting tasks:" + "".join(f"\n  {line}" for line in waits)
         error.add_note(note)
 
@@ -492,6 +510,7 @@ class World:
         self._run(lambda: all(task.done() for task in ends), self.now + GRACE)
 
     def _close(self) -> None:
+        """Close the machines of all hosts, including those from before a reboot."""
         machines = [*self._old_machines, *(host._machine for host in self.hosts.values())]
         self.hosts.clear()
         self._old_machines.clear()
@@ -647,6 +666,7 @@ def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop
     """
 
     def attempt(seed: int, plan: FaultPlan = plan) -> BaseException | None:
+        """Run one seed, and return its exception, or None if the seed passed."""
         with patch.dict(os.environ, {process.LOG: ""}):  # only the final run writes the log
             try:
                 run(plan, seed)
@@ -700,7 +720,7 @@ def _run(
         raise BusyError("this process is already running a simulation")
     with ExitStack() as ends:
         ends.callback(_simulates.release)
-        if softdev.sim_begin(seed & NEVER):
+        if softdev.sim_begin(seed & U64_MAX):  # the devices take a 64-bit seed
             raise BusyError(
                 "cannot start a simulation while this process is using its embedded device; close "
                 "all connections and the event loop first (an event loop keeps the device open for "
@@ -728,6 +748,7 @@ def _end_devices() -> None:
 
 
 def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
+    """Run all programs until `main` ends, and check that the fault plan had an effect."""
     main_machine = world.host(MAIN)._machine
     for name in hosts:
         world.host(name)
@@ -754,7 +775,7 @@ def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
     except BaseException as error:
         world._add_note(error)
         if isinstance(error, Exception):
-            with suppress(Exception):
+            with suppress(Exception):  # the first error is the one to report
                 world._end()
         raise
     world._end()

@@ -56,6 +56,8 @@ class Request:
             return self.posted.opcode
         if self.posted is not None or self.completion is None:
             return "RECV"
+        # The post was not traced. The completion of a receive may have a longer opcode, such as
+        # RECV_RDMA_WITH_IMM.
         return "RECV" if self.completion.opcode.startswith("RECV") else self.completion.opcode
 
     @property

@@ -47,7 +47,7 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
     lines = data.decode(errors="replace").split("\n")
     incomplete_line = lines.pop()  # the text after the last newline
     runs: list[Run] = []
-    ended_keys: set[int] = set()  # keys that have ended in this run
+    ended_keys: set[int] = set()  # memory keys that are no longer valid at this point of the run
     pending_error: TraceFormatError | None = None  # error of the previous line
     for number, line in enumerate(lines, 1):
         try:

@@ -104,10 +104,12 @@ class Request(Protocol):
         """The address of the peer, or None if it has disconnected and its address is unknown."""
 
     def has_ticket(self, acceptor: Acceptor) -> bool:
-        """Return whether the handshake may begin.
+        """Return whether the request has a valid ticket, or else send the peer a challenge.
 
-        If it returns False, it has sent the peer a challenge, and the request needs no further
-        handling. Requests whose `handshake` checks the ticket always return True.
+        A ticket proves that the peer has the key, before this side allocates resources for it. If
+        this method returns False, the peer answers the challenge with a new request, so this one
+        needs no further handling. Requests that need no ticket, or whose `handshake` checks it,
+        always return True.
 
         Raises:
             ProtocolError: If the peer violates the protocol.

@@ -45,7 +45,7 @@ Networks = tuple[str, ...]
 # therefore needs several large networks to displace other peers.
 SHARE = 8
 
-# `max_places` limits each table of peers to 1/SHARE_OF_FILES of the process's file descriptors.
+# Each table of peers may use 1/SHARE_OF_FILES of the process's file descriptors.
 SHARE_OF_FILES = 8
 
 # A socket may stay silent for at most 1/SHARE_OF_TIMEOUT of `Config.handshake_timeout`.
@@ -90,7 +90,10 @@ def networks_of(host: str) -> Networks:
 
 
 def max_places(wanted: int) -> int:
-    """Return `wanted`, or fewer places if the limit on file descriptors is too low."""
+    """Return the maximum number of peers in a table: `wanted`, or fewer if descriptors are scarce.
+
+    Each table may use only 1/SHARE_OF_FILES of the process's file descriptors.
+    """
     try:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     except OSError:  # a seccomp filter denies the call
@@ -126,9 +129,9 @@ class FairShare(Generic[T]):
     ) -> None:
         """Create an empty table. `draw(n)` returns a random integer from 0 to n - 1."""
         self.limit = limit
-        self._trusted = trusted
+        self._has_trusted_peers = trusted
         self._draw = draw
-        self._share = max(1, limit // SHARE)
+        self._share_per_network = max(1, limit // SHARE)
         self._networks_of: dict[T, Networks] = {}
         # Each key lists nested networks, from the largest one to the network itself. The key ()
         # stands for all networks. The peers of a network are ordered from oldest to newest.
@@ -155,14 +158,17 @@ class FairShare(Generic[T]):
         def size_with_new_peer(network: Networks) -> int:
             return len(self._peers[network]) + (networks[: len(network)] == network)
 
+        # Start with the network of all peers. Go on to the fullest network directly within it that
+        # exceeds its share, until no inner network exceeds its share.
         fullest: Networks = ()
-        while inner := [
+        while inner_networks := [
             network
             for network in self._full_networks
-            if network[:-1] == fullest and size_with_new_peer(network) > self._share
+            if network[:-1] == fullest and size_with_new_peer(network) > self._share_per_network
         ]:
-            fullest = max(inner, key=size_with_new_peer)
-        if self._trusted and networks[: len(fullest)] == fullest:
+            fullest = max(inner_networks, key=size_with_new_peer)
+        # Trusted peers are not evicted for a peer of their own network.
+        if self._has_trusted_peers and networks[: len(fullest)] == fullest:
             raise NoRoomError
         peers = self._peers[fullest]
         evicted = next(islice(peers, self._draw(len(peers)), None))
@@ -176,7 +182,7 @@ class FairShare(Generic[T]):
             network = networks[:depth]
             peers = self._peers.setdefault(network, {})
             peers[peer] = None
-            if depth and len(peers) >= self._share:
+            if depth and len(peers) >= self._share_per_network:
                 self._full_networks[network] = None
 
     def remove(self, peer: T) -> None:
@@ -188,7 +194,7 @@ class FairShare(Generic[T]):
             network = networks[:depth]
             peers = self._peers[network]
             del peers[peer]
-            if len(peers) < self._share:
+            if len(peers) < self._share_per_network:
                 self._full_networks.pop(network, None)
             if depth and not peers:
                 del self._peers[network]
@@ -309,6 +315,7 @@ class FailureLimit:
         return max(bucket.wait_time(now), self._total.wait_time(now))
 
     def record_failure(self, host: str, now: float) -> None:
+        """Count a failed handshake of this host against its limit and the common limit."""
         bucket = self._hosts.get(host)
         if bucket is None:
             bucket = self._hosts[host] = TokenBucket(HOST_BURST, HOST_RATE, now)

@@ -160,6 +160,7 @@ class KeyProof:
         self._send = send
         self._client = client
         self._exchange = exchange
+        # The proofs cover both nonces, so public keys that serve as nonces are authenticated too.
         self._nonce = os.urandom(authentication.NONCE_SIZE) if exchange is None else exchange.public
         self._peer_nonce: bytes | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

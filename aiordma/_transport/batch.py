@@ -50,8 +50,8 @@ class Batch(BatchOfTransfers, AsyncContext):
         self._memory = memory
         self._check = check
         self._counts = counts
-        self._latest: UserMemory | None = None
-        self._targets: list[UserMemory] = []
+        self._latest_user_memory: UserMemory | None = None
+        self._read_targets: list[UserMemory] = []
         self._atomics: Atomics = []
 
     def __len__(self) -> int:
@@ -76,13 +76,13 @@ class Batch(BatchOfTransfers, AsyncContext):
             return memory
         registered = UserMemory(self._memory, memory, target=target)
         local = self._held.enter_context(registered)
-        self._latest = registered
+        self._latest_user_memory = registered
         return local
 
     def _record_target(self) -> None:
         """Record that a read fills the memory that `_register_local` registered last."""
-        assert self._latest is not None
-        self._targets.append(self._latest)
+        assert self._latest_user_memory is not None
+        self._read_targets.append(self._latest_user_memory)
 
     def compare_and_swap(self, target: Remote, expected: int, desired: int) -> asyncio.Future[int]:
         """Add a `Connection.compare_and_swap`. After the block, the future holds the old value."""
@@ -116,14 +116,15 @@ class Batch(BatchOfTransfers, AsyncContext):
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
         assert self._chain is not None
         chain, self._chain = self._chain, None
-        targets, self._targets, self._latest = self._targets, [], None
+        read_targets, self._read_targets = self._read_targets, []
+        self._latest_user_memory = None
         atomics, self._atomics = self._atomics, []
         with self._held:
             try:
                 if exc is None:
                     self._check()
                     await start(self._queue, chain)
-                    for target in targets:
+                    for target in read_targets:
                         target.copy_back()
                     settle_atomics(atomics, None)
                     self._count(self._counts, len(atomics))
@@ -148,8 +149,8 @@ class MovingBatch(Batch):
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
         assert self._chain is not None
-        error = self._session.end_batch(self._chain)
-        self._queue = self._session.lead
+        error = self._session.remove_batch(self._chain)
+        self._queue = self._session.lead  # the chain has moved with each change of the lead rail
         if exc is None and error is not None:
             await super().__aexit__(type(error), error, None)
             raise error

@@ -96,6 +96,7 @@ class CMLink(IdEvents):
         self._local = self.id.local_address
         self._peer = self.id.peer_address
         self._on_end = on_end
+        # Process the events of the handshake that `expect` has not taken. None has no effect here.
         while self._seen:
             if (event := self._seen.popleft()) is not None:
                 asyncio.get_running_loop().call_soon(self._on_event, event)
@@ -227,7 +228,8 @@ async def _connect(link: CMLink, target: Target, challenge: bytes) -> Connection
             ticket = new_ticket(security.auth, challenge, attempt.hello.pack())
         id.connect(parameters(attempt.endpoint, attempt.hello, ticket=ticket))
         event = await link.expect(cm.EventType.ESTABLISHED)
-        attempt.endpoint.withhold_rights()  # the connection manager has granted them
+        # The connection manager has enabled remote access, but the peer has not proved the key yet.
+        attempt.endpoint.withhold_rights()
         peer = Hello.unpack(event.private_data)
         security.check_compatible(peer, target.address)
         return await attempt.start(peer, target.devices, client=True)
@@ -342,7 +344,8 @@ class CMRequest(Request):
         attempt.create_connection(release_place)
         attempt.post_receives()
         id.accept(parameters(attempt.endpoint, attempt.hello, peer))
-        attempt.endpoint.withhold_rights()  # the connection manager has granted them
+        # The connection manager has enabled remote access, but the peer has not proved the key yet.
+        attempt.endpoint.withhold_rights()
         await link.expect(cm.EventType.ESTABLISHED)
         acceptor.security.check_compatible(peer)  # the peer has this side's hello and fails as well
         return await attempt.start(peer, acceptor.devices, client=False)
@@ -350,7 +353,7 @@ class CMRequest(Request):
     def give_up(self, error: BaseException) -> None:
         if not self._attempt.has_connection:
             self._reject(packed_refusal(error))
-        if isinstance(self._attempt.link, NoLink):
+        if isinstance(self._attempt.link, NoLink):  # otherwise, a CMLink owns the id and closes it
             self._id.close()
         self._attempt.give_up(error)
 

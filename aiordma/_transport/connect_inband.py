@@ -61,7 +61,8 @@ logger = logging.getLogger("aiordma.tcp")
 # over a socket.
 REPLY_SHARE = 0.25
 
-TRIES = 4  # connections to check for send credits before falling back to a socket
+# The number of connections to check for send credits before falling back to a socket.
+MAX_MEMBERS_CHECKED = 4
 
 
 class PeerKey(NamedTuple):
@@ -134,7 +135,7 @@ class PendingConnect:
 
     def on_refusal(self, error: protocol.Error) -> None:
         text = error.text
-        self.member.mark_ended(text)  # the peer does not need a message
+        self.member.mark_ended(text)  # so that releasing the member does not notify the peer
         if error.code == protocol.ErrorCode.QUOTA:  # a request on a socket would also be refused
             self.failed(RejectedError(text, reason=REJECTED_BY_APPLICATION, event=""))
             return
@@ -216,7 +217,8 @@ def add_group(target: Target, member: GroupMember, channel: ControlChannel) -> N
 
 
 def _find_initiator(group: ConnectionGroup) -> Initiator | None:
-    for member in islice(group, TRIES):
+    """Return the Initiator of a member that can send a connect request now, or None."""
+    for member in islice(group, MAX_MEMBERS_CHECKED):
         handler = member.channel.handler if member.channel is not None else None
         if isinstance(handler, Initiator) and handler.can_send_request:
             return handler
@@ -238,6 +240,7 @@ async def connect(target: Target) -> Connection | None:
 
 
 async def _connect(group: ConnectionGroup, initiator: Initiator, target: Target) -> Connection:
+    """Connect with a request over `initiator`, or raise FallbackToSocket if that is impossible."""
     config, security = target.config, target.security
     with ConnectAttempt[AddressedEndpoint]() as attempt:
         attempt.take_over(
@@ -281,19 +284,19 @@ class Responder:
         group: ConnectionGroup,
         acceptor: Acceptor,
         *,
-        awaits_ready: bool = False,
+        expects_ready_to_use: bool = False,
     ) -> None:
         self.channel = channel
         self.group = group
         self._acceptor = acceptor
-        self._awaits_ready = awaits_ready
+        self._expects_ready_to_use = expects_ready_to_use
 
     def handle_control(self, message: protocol.Message) -> bool:
         match message:
             case protocol.ConnectRequest():
                 self._on_request(message)
-            case protocol.ReadyToUse() if self._awaits_ready:
-                self._awaits_ready = False
+            case protocol.ReadyToUse() if self._expects_ready_to_use:
+                self._expects_ready_to_use = False
             case _:
                 return False
         return True
@@ -356,9 +359,10 @@ class InbandRequest(Request):
         self._reply(attempt.endpoint, attempt.hello)
         security.check_compatible(self._peer)  # the peer has this side's hello and fails as well
         await wait_first_message(channel, member)
-        awaits_ready = security.auth is None
+        # With a key, the first message is part of the key proof, and the peer sends no ReadyToUse.
+        expects_ready_to_use = security.auth is None
         channel.set_handler(
-            Responder(channel, responder.group, acceptor, awaits_ready=awaits_ready)
+            Responder(channel, responder.group, acceptor, expects_ready_to_use=expects_ready_to_use)
         )
         return await attempt.start(self._peer, devices, client=False)
 
@@ -382,6 +386,7 @@ class InbandRequest(Request):
 async def wait_first_message(channel: ControlChannel, member: GroupMember) -> None:
     """Wait for the first message on the new queue pair, which shows that the peer is ready."""
     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    # A message is early, because the connection handles no messages before `start`.
     channel.owner.on_early = partial(settle, arrived)
     member.established(lambda reason: settle(arrived, None, ConnectionBrokenError(reason)))
     await arrived

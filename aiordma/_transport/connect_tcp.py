@@ -196,6 +196,7 @@ class TCPListener:
             self._silent_sockets.add(accepted, address[:2], partial(self._on_first_bytes, request))
 
     def _on_first_bytes(self, request: TCPRequest) -> None:
+        """Admit the request, or challenge the peer and admit it once its ticket has arrived."""
         admit = partial(self._acceptor.admit, request)
         if (challenged := request.challenge(self._acceptor)) is not None:
             self._silent_sockets.add(*challenged, admit)
@@ -223,11 +224,11 @@ class TCPRequest(Request):
 
     def __init__(self, accepted: socket.socket, address: Address) -> None:
         self._socket: socket.socket | None = accepted  # None once it belongs to the link
-        self._accepted_from = address
+        self._accept_address = address  # may be an IPv4-mapped IPv6 address
         self._address = address_of(address) or address
         self._tickets: TicketValidator | None = None  # set once the peer has been challenged
         self._offer = b""  # offer that was read before the link was created
-        self._peer_sent_magic = False  # whether the peer has sent the magic
+        self._peer_sent_magic = False  # whether the peer has sent the bootstrap's magic
         self._tcp: TCPLink | None = None
         self._attempt = ConnectAttempt[AddressedEndpoint]()
 
@@ -259,7 +260,7 @@ class TCPRequest(Request):
             self._offer = self._socket.recv(MESSAGE_SIZE)[len(MAGIC) :]
         except (RDMAError, OSError):
             return None
-        return self._socket, self._accepted_from
+        return self._socket, self._accept_address
 
     def _new_challenge(self, acceptor: Acceptor) -> bytes:
         config, security = acceptor.config, acceptor.security
@@ -270,7 +271,10 @@ class TCPRequest(Request):
         return MAGIC + self._tickets.challenge.pack() + hello.pack()
 
     def _check_tls(self, accepted: socket.socket) -> None:
-        """Raise ProtocolError if the peer does not use TLS. `give_up` then sends the refusal."""
+        """Raise ProtocolError if the peer has begun the bootstrap without TLS.
+
+        `give_up` then sends the refusal.
+        """
         with suppress(OSError):
             self._peer_sent_magic = accepted.recv(len(MAGIC), socket.MSG_PEEK) == MAGIC
             if self._peer_sent_magic:

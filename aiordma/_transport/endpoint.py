@@ -217,18 +217,21 @@ def host_part(address: Address | None) -> str:
 
 
 def local_gid(
-    context: verbs.Context, config: Config, address: Address | None, to: verbs.GID | None = None
+    context: verbs.Context,
+    config: Config,
+    address: Address | None,
+    peer_gid: verbs.GID | None = None,
 ) -> verbs.GIDEntry:
-    """Return the entry for `Config.gid_index` or `address`, or else the best GID to reach `to`.
+    """Return the entry for `Config.gid_index` or `address`, or the best one to reach `peer_gid`.
 
     Raises:
         VerbsError: If the GID table has no entry at `Config.gid_index` (ENODATA).
     """
     host = host_part(address)
     try:
-        entry = context.find_gid(host) if host else context.choose_gid(to=to)
+        entry = context.find_gid(host) if host else context.choose_gid(to=peer_gid)
     except ValueError:
-        entry = context.choose_gid(to=to)
+        entry = context.choose_gid(to=peer_gid)
     if config.gid_index is None:
         return entry
     return context.query_gid(config.gid_index, entry.port_num)
@@ -240,6 +243,7 @@ def open_driver(
     """Return the driver of the device that has `address`, or of the first device that opens."""
     settings = config.pool_limit, config.polling, config.huge_pages
     host = host_part(address)
+    # A single device needs no search. It is used even if it does not have the address.
     candidates = devices if host and len(devices) > 1 else ()
     for device in candidates:
         with suppress(RDMAError, OSError, ValueError):
@@ -250,6 +254,7 @@ def open_driver(
                 driver.release()
                 raise
             return driver
+    # If no device opens, raise the error of the last one.
     for device in devices[:-1]:
         with suppress(RDMAError, OSError):
             return Driver.for_device(device, *settings)
@@ -267,20 +272,20 @@ class AddressedEndpoint(RailEndpoint):
         config: Config,
         security: Security,
         address: Address | None,
-        to: verbs.GID | None = None,
+        peer_gid: verbs.GID | None = None,
         *,
         extra_receives: int = 0,
     ) -> None:
         """Create the queue pair on the device that has `address`, or on the first that opens.
 
-        `local_gid` chooses the GID.
+        `local_gid` chooses this side's GID from `address` and `peer_gid`.
         """
         driver = open_driver(devices, config, address)
         super().__init__(driver, config, security, extra_receives)
         context = driver.context
         try:
             qp = self.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps, reserved=True))
-            gid = local_gid(context, config, address, to)
+            gid = local_gid(context, config, address, peer_gid)
             self._pkey_index = (
                 0 if config.pkey is None else context.find_pkey(config.pkey, gid.port_num)
             )

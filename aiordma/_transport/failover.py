@@ -164,7 +164,10 @@ class Failover:
             self._apply(_E.NO_RAIL_YET if alive else _E.NO_RAIL)
 
     def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
-        """Process a Resume that the peer sent over `queue`. Called from within a drain."""
+        """Process a Resume, which says that the peer has moved to `queue` as its lead rail.
+
+        `frames` is the number of frames that the peer has handled. Called from within a drain.
+        """
         if number <= self.peer_resume_number:
             return  # outdated: a newer Resume arrived earlier over a faster rail
         self.peer_resume_number, self.peer_resume = number, (queue.number, frames)
@@ -187,6 +190,7 @@ class Failover:
         self.rails.probe()
 
     def _resume(self, rail: Rail) -> None:
+        """Make `rail` the lead rail, and send this side's Resume on it."""
         queue = rail.queue
         assert queue is not None
         self.rails.set_lead(rail)
@@ -195,6 +199,7 @@ class Failover:
         # regions. The region of a work request can be found only by its key for the previous lead.
         self.rails.messages.switch_lead(queue, self.resume_number)
         self.on_lead_change(rail)
+        # The peer may have chosen this rail first, so that its Resume is already here.
         if self.peer_resume and self.peer_resume[0] == rail.number and not queue.failed:
             self._apply(_E.RESUMED)
 

@@ -111,7 +111,8 @@ class _LeaseThread(ServiceThread):
     def __init__(self) -> None:
         super().__init__(self._main, "aiordma leases")
         self._new_deadlines: deque[Deadline] = deque()
-        self._cancelled: deque[None] = deque()  # one item per cancellation since the last search
+        self._cancelled: deque[None] = deque()
+        """One item per cancellation since cancelled deadlines were last removed from the heap."""
         # The thread waits by acquiring this lock, and other threads wake it by releasing the lock.
         # SimpleQueue is not an option, because its `get` in Python 3.11 and 3.12 waits forever if
         # the timeout expires before the wait begins.
@@ -120,7 +121,7 @@ class _LeaseThread(ServiceThread):
         self._heap: list[tuple[float, int, Deadline]] = []
         self._numbers = itertools.count()  # tie-breakers for equal times
         self._next_check = -math.inf  # time of the next check; -inf while it is running
-        self._search_after = 1  # number of cancellations that triggers the next search
+        self._removal_threshold = 1  # number of cancellations that triggers `_remove_cancelled`
         self.ending = False
         """Whether the thread is about to end and may not see further deadlines."""
 
@@ -137,7 +138,7 @@ class _LeaseThread(ServiceThread):
     def on_cancelled(self) -> None:
         """Count a cancellation. Wake the thread once half of the heap's deadlines are cancelled."""
         self._cancelled.append(None)
-        if len(self._cancelled) >= self._search_after:
+        if len(self._cancelled) >= self._removal_threshold:
             self._wake()
 
     def _wake(self) -> None:
@@ -150,31 +151,35 @@ class _LeaseThread(ServiceThread):
             self._add_new()
             while self._heap and self._heap[0][0] <= MACHINE.now():
                 heapq.heappop(self._heap)[2].run()
-            if len(self._cancelled) >= self._search_after:
-                self._drop_cancelled()
+            if len(self._cancelled) >= self._removal_threshold:
+                self._remove_cancelled()
             if self._heap:
                 self._wait(self._heap[0][0])
             elif self.ending and not self._new_deadlines:
                 return
             else:
+                # Look for new deadlines once more, because another thread may have added one before
+                # it could see `ending`.
                 self.ending = True
 
     def _add_new(self) -> None:
         with suppress(IndexError):
             while True:
                 deadline = self._new_deadlines.popleft()
-                if deadline.pending:  # a cancelled one may have been counted before the last search
+                # A cancelled deadline must not enter the heap. If `_remove_cancelled` has already
+                # cleared its count, the deadline would stay in the heap until its time.
+                if deadline.pending:
                     heapq.heappush(self._heap, (deadline.when, next(self._numbers), deadline))
 
-    def _drop_cancelled(self) -> None:
-        self._cancelled.clear()  # first, because later cancellations count for the next search
+    def _remove_cancelled(self) -> None:
+        self._cancelled.clear()  # first, because later cancellations count for the next removal
         self._heap = [entry for entry in self._heap if entry[2].pending]
         heapq.heapify(self._heap)
 
     def _wait(self, when: float) -> None:
         self._next_check = when
-        self._search_after = (len(self._heap) + 1) // 2
-        if not self._new_deadlines and len(self._cancelled) < self._search_after:
+        self._removal_threshold = (len(self._heap) + 1) // 2
+        if not self._new_deadlines and len(self._cancelled) < self._removal_threshold:
             self._wake_lock.acquire(timeout=max(0.0, min(when - MACHINE.now(), MAX_LEASE)))
 
 

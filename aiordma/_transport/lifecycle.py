@@ -47,7 +47,7 @@ from ..errors import (
     WorkCompletionError,
     cause_text,
     host_port,
-    in_short,
+    short_cause,
 )
 from .auth import NOT_THE_SAME_KEY
 from .endpoint import RailEndpoint
@@ -222,7 +222,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
         If the event can end the connection, the caller must pass the reason as `error`.
         """
-        if event not in FAILURES:
+        if event not in FAILURES:  # a failure that was not reported yet comes before the event
             self._detect_failure()
         old_state, row = self._state, transition(self._state, event)
         if row is None:
@@ -434,6 +434,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     def _fail_over(self) -> None:
         """Replace a broken lead with another rail."""
+        # A link that belongs to the first queue pair ends with it. Without a link, the connection
+        # continues on another rail.
         link, abandons_link = self._link, self._endpoint.has_link
         assert link is not None
         if abandons_link:
@@ -461,7 +463,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     def _end(self, error: BaseException) -> None:
         """End the connection with `error`, unless it has already ended.
 
-        If the queue pair failed first, its error is used instead.
+        If the queue pair failed first, its error is used instead, unless the queue pair is
+        suspended, which means that another rail takes over its work.
         """
         if self._queue.failed and not self._queue.suspended:
             error = self._queue.error or error
@@ -486,6 +489,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 self._loop.call_soon(self._tear_down)
 
     def _fail_waiters(self, root: BaseException) -> None:
+        """Fail all waiting operations with `root`, which has ended the connection."""
         self._close_cause = root
         if self._close_timer is not None:
             self._close_timer.cancel()
@@ -508,6 +512,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         await self._closed.wait()
 
     def _end_without_loop(self) -> None:
+        """End the connection and release its resources after its event loop has been closed."""
         if self._state is ConnectionState.CLOSED:
             return
         if self._close_cause is None:
@@ -516,6 +521,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._tear_down()
 
     def _tear_down(self) -> None:
+        """Release the resources after the connection has ended, and wake `wait_closed`."""
         try:
             self._release_resources()
         finally:  # even if the device cannot destroy an object
@@ -568,6 +574,7 @@ class ConnectionOwner:
     def __init__(self, connection: ConnectionLifecycle) -> None:
         self._connection = weakref.ref(connection)
         self.on_early: Callable[[], object] | None = None
+        """Called when a frame arrives before this side has finished the handshake."""
         self.local: Address | None = None
         self.peer: Address | None = None
         self.qp_num = 0
@@ -630,7 +637,7 @@ class ConnectionOwner:
             error = type(root)(f"{prefix}{cause_text(root)}")
         else:
             error = ConnectionBrokenError(
-                f"{prefix}the connection{with_peer} broke: {in_short(root)}"
+                f"{prefix}the connection{with_peer} broke: {short_cause(root)}"
             )
         # Omit a cause whose text this error already contains, because a traceback would print the
         # text twice.

@@ -51,6 +51,10 @@ def open_ports(open_port: Callable[[Address], P], addresses: Sequence[Address]) 
 
 
 def _open_once(open_port: Callable[[Address], P], addresses: Sequence[Address]) -> list[P]:
+    """Open a port on each address, except for addresses that this machine does not have.
+
+    All addresses without a port number get the number of the first port.
+    """
     ports: list[P] = []
     failure: AddressError | None = None
     try:

@@ -82,7 +82,7 @@ class _Event:
 
 
 @dataclass(frozen=True)
-class _Past:
+class _FinalizedSums:
     """The sums of all finalized counts.
 
     Each update creates a new object, so that `counts` can detect a concurrent update.
@@ -210,16 +210,17 @@ def connection_finalized(counted: Statistics | _Event) -> None:
 
 def _add_finalized() -> None:
     """Add finalized counts to the sums, unless another thread is already doing so."""
-    global _past  # noqa: PLW0603 - replaced as a whole
+    global _finalized_sums  # noqa: PLW0603 - replaced as a whole
     if not _adding.acquire(blocking=False):
         return
     try:
         ids = [_finalized.popleft() for _ in range(len(_finalized))]
         included = {key: _counted[key] for key in ids if key in _counted}
-        _past = _Past(_past.counts.plus(included.values()), included)
+        # While the counts are in both places, `included` keeps `counts` from adding them twice.
+        _finalized_sums = _FinalizedSums(_finalized_sums.counts.plus(included.values()), included)
         for key in included:
             del _counted[key]
-        _past = _Past(_past.counts, {})
+        _finalized_sums = _FinalizedSums(_finalized_sums.counts, {})
     finally:
         _adding.release()
 
@@ -240,36 +241,37 @@ class ProcessCounts:
     """Leads that moved, by the device that broke."""
 
     def plus(self, counted: Iterable[Statistics | _Event]) -> ProcessCounts:
-        sums = ProcessCounts(*(getattr(self, part.name).copy() for part in fields(self)))
-        for one in counted:
-            if isinstance(one, _Event):
-                for part, name in one.names.items():
-                    getattr(sums, part)[name] += 1
+        """Return these counts plus the given events and connection counts."""
+        sums = ProcessCounts(*(getattr(self, counter.name).copy() for counter in fields(self)))
+        for item in counted:
+            if isinstance(item, _Event):
+                for counter_name, key in item.names.items():
+                    getattr(sums, counter_name)[key] += 1
             else:
-                for each in fields(one):
-                    sums.traffic[each.name] += getattr(one, each.name)
+                for count in fields(item):
+                    sums.traffic[count.name] += getattr(item, count.name)
         return sums
 
 
-_past = _Past(ProcessCounts(), {})
+_finalized_sums = _FinalizedSums(ProcessCounts(), {})
 
 
 def counts() -> ProcessCounts:
     """Return a copy of the process counts. Thread-safe."""
     _add_finalized()
     while True:
-        past = _past
+        sums = _finalized_sums
         counted = list(_counted.items())
-        if past is _past:  # otherwise, another thread has added counts in the meantime
+        if sums is _finalized_sums:  # otherwise, another thread has added counts in the meantime
             break
-    return past.counts.plus(one for key, one in counted if key not in past.included)
+    return sums.counts.plus(item for key, item in counted if key not in sums.included)
 
 
 def _reset_after_fork() -> None:
     """Reset all counts in the child process."""
-    global _adding, _past  # noqa: PLW0603 - the parent's threads may have used them
+    global _adding, _finalized_sums  # noqa: PLW0603 - the parent's threads may have used them
     _adding = threading.Lock()
-    _past = _Past(ProcessCounts(), {})
+    _finalized_sums = _FinalizedSums(ProcessCounts(), {})
     _counted.clear()
     _finalized.clear()
 

@@ -138,7 +138,7 @@ the connection if writes are waiting for the peer's message.
 """
 
 
-_UNKNOWN = protocol.RailCause.UNKNOWN
+_UNKNOWN_CAUSE = protocol.RailCause.UNKNOWN
 
 
 def cause_of(error: BaseException) -> protocol.RailCause:
@@ -166,7 +166,7 @@ class Rail:
 
     device: str
     state: RailState
-    since: float
+    state_since: float
     number: int = -1
     """The number of the rail, or -1 if it was never offered and is down."""
     endpoint: AddressedEndpoint | None = None
@@ -242,15 +242,15 @@ class RailSlot:
         self.device = device
         self._offer = offer
         self._call_later = call_later
-        self._delay = FIRST_DELAY
+        self._retry_delay = FIRST_DELAY
         self._stable_at = math.inf
         """The time from which the current rail counts as working."""
-        self._timer: asyncio.Handle | None = None
+        self._retry_timer: asyncio.Handle | None = None
         """The timer for the next attempt while there is no rail."""
         self._driver: Driver | None = None
         self._subscription: object = None
 
-    def watch(self, config: Config) -> None:
+    def watch_device(self, config: Config) -> None:
         """Open the device and subscribe to its events, if it is not open yet. Raises on failure."""
         if self._driver is None:
             self._driver = open_driver((self.device,), config, None)
@@ -263,24 +263,25 @@ class RailSlot:
     def retry_later(self, now: float) -> None:
         """Retry after a delay, because the device's rail has ended or could not be created."""
         if now >= self._stable_at:
-            self._delay = FIRST_DELAY
+            self._retry_delay = FIRST_DELAY
         self._stable_at = math.inf
-        self._timer = self._call_later(self._delay, self._retry)
-        self._delay = min(2 * self._delay, MAX_DELAY)
+        self._retry_timer = self._call_later(self._retry_delay, self._retry)
+        self._retry_delay = min(2 * self._retry_delay, MAX_DELAY)
 
     def _retry(self) -> None:
-        self._timer = None
+        self._retry_timer = None
         self._offer(self)
 
     def _on_event(self, event: verbs.AsyncEvent) -> None:
+        """Retry without delay when a port has become active. Release a device that has failed."""
         if event.type is verbs.EventType.DEVICE_FATAL:
             # The next offer opens the device with a new driver. Release this driver later, because
             # it is dispatching events.
             asyncio.get_running_loop().call_soon(self._release_driver)
         elif event.type is verbs.EventType.PORT_ACTIVE:
-            self._delay = FIRST_DELAY
-            if self._timer is not None:
-                self._timer.cancel()
+            self._retry_delay = FIRST_DELAY
+            if self._retry_timer is not None:
+                self._retry_timer.cancel()
                 self._retry()
 
     def _release_driver(self) -> None:
@@ -291,8 +292,8 @@ class RailSlot:
 
     def close(self) -> None:
         """Stop offering rails, and release the device."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
         self._release_driver()
 
 
@@ -353,11 +354,11 @@ class Rails:
                 f"{rail.state.name}"
             )
         if following.public_state != rail.state.public_state:
-            rail.since = self.clock()
+            rail.state_since = self.clock()
             if following is not _S.UP or rail.error is None:
                 self._log(rail, f"is {following.public_state}", logging.INFO)
             else:
-                outage = rail.since - rail.broke_at
+                outage = rail.state_since - rail.broke_at
                 self._log(rail, f"is up again, {outage:.3g} s after it broke", logging.WARNING)
         if following is not rail.state:
             rail.state = following
@@ -410,6 +411,7 @@ class Rails:
             self._fail_rail(rail, error)
 
     def _on_rail_up(self, rail: Rail) -> None:
+        """Start to use a rail for long messages and for access to shared memory."""
         assert rail.queue is not None
         assert rail.endpoint is not None
         self.messages.outbox.stripes.add(rail.queue)
@@ -442,9 +444,13 @@ class Rails:
         self._restart_step_timer(rail)
         return rail
 
-    def _create_endpoint(self, device: verbs.Device, to: verbs.GID | None) -> AddressedEndpoint:
+    def _create_endpoint(
+        self, device: verbs.Device, peer_gid: verbs.GID | None
+    ) -> AddressedEndpoint:
         # The extra receive is for the peer's Resume (`Session.prepare_rail`).
-        return AddressedEndpoint((device,), self.config, self.security, None, to, extra_receives=1)
+        return AddressedEndpoint(
+            (device,), self.config, self.security, None, peer_gid, extra_receives=1
+        )
 
     def _connect_endpoint(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
         # An authenticated peer may use any address.
@@ -478,7 +484,7 @@ class Rails:
             if (
                 queue is None
                 or not queue.failed
-                or queue.suspended
+                or queue.suspended  # the lead rail, which `Failover` stops
                 or rail.state.public_state == "down"
             ):
                 continue
@@ -486,14 +492,17 @@ class Rails:
             self._fail_rail(rail, queue.error)
 
     def _fail_rail(self, rail: Rail, error: BaseException) -> None:
+        """Stop a rail that has failed on this side, and tell the peer."""
         self._record_error(rail, "broke", error)
         self._advance(rail, _E.BROKE)
         self._release(rail)
+        # If the rail is ABANDONED instead, the peer has not answered the offer yet. RailDown may
+        # only follow an answer, so `_on_answer` sends it.
         if rail.state is _S.STOPPED:
             self._send_rail_down(rail, error)
 
     def _send_rail_down(self, rail: Rail, error: BaseException | None) -> None:
-        cause = _UNKNOWN if rail.left_by_peer or error is None else cause_of(error)
+        cause = _UNKNOWN_CAUSE if rail.left_by_peer or error is None else cause_of(error)
         self._send(protocol.RailDown(cause, rail.number))
 
     def stop_lead(self) -> None:
@@ -505,6 +514,7 @@ class Rails:
         assert lead.queue is not None
         assert lead.queue.error is not None
         lead.bytes_sent, received = self._lead_bytes()
+        # `Rail.release` adds the bytes that the queue has read.
         lead.bytes_received = received - lead.queue.bytes_read
         self._fail_rail(lead, lead.queue.error)
 
@@ -515,11 +525,13 @@ class Rails:
                 rail.queue.post_checked(Probe(lambda: None))
 
     def set_lead(self, rail: Rail) -> None:
-        if rail.state is _S.CONNECTING:  # the peer already uses this rail
+        """Make `rail` the lead rail in place of one that broke."""
+        if rail.state is _S.CONNECTING:
+            # The peer's Resume has arrived on this rail before its RailReady, so the rail works.
             self._advance(rail, _E.READY)
             rail.ready_expected = True
         observation.lead_moved(self.lead_rail.device)
-        self.broken_lead_rail, self.lead_rail, rail.since = self.lead_rail, rail, self.clock()
+        self.broken_lead_rail, self.lead_rail, rail.state_since = self.lead_rail, rail, self.clock()
         for other in self.rails:  # restart their timers, because the peer needs a lead to send
             self._restart_step_timer(other)
 
@@ -533,6 +545,7 @@ class Rails:
         self._log(self.lead_rail, text, logging.WARNING)
 
     def _on_rail_down(self, message: protocol.RailDown) -> None:
+        """Stop a rail that the peer has stopped, or release one whose stop the peer confirms."""
         rail = self._find_rail(message.rail)
         if rail is self.lead_rail and rail.state is _S.UP:
             raise ProtocolError("the peer has stopped the lead rail")
@@ -552,7 +565,7 @@ class Rails:
         self._release(rail)
         self.messages.outbox.stripes.release_held_chunks(rail.number)
         if confirm:
-            self._send(protocol.RailDown(_UNKNOWN, rail.number))
+            self._send(protocol.RailDown(_UNKNOWN_CAUSE, rail.number))
 
     def _release(self, rail: Rail) -> None:
         """Release a rail. Do not call this from within a drain.
@@ -573,8 +586,8 @@ class Rails:
         """Stop all rails, because the connection has ended. Their queues post no more work."""
         for rail in self.rails:
             if rail.state.public_state != "down":
-                rail.since, rail.error = self.clock(), error
-                rail.error_at = rail.since
+                rail.state_since, rail.error = self.clock(), error
+                rail.error_at = rail.state_since
             rail.state = _S.DOWN
             self._restart_step_timer(rail)
             if rail.queue is not None:
@@ -593,7 +606,7 @@ class Rails:
                 steps.callback(rail.release)
 
     def _lead_bytes(self) -> tuple[int, int]:
-        """Return the number of message bytes that the lead has sent and received.
+        """Return the number of message bytes that the lead rail has sent and received.
 
         These are the connection's counts minus those of the other rails.
         """
@@ -612,7 +625,7 @@ class Rails:
             RailStatus(
                 rail.device,
                 "lead" if rail is lead and rail.state is _S.UP else rail.state.public_state,
-                rail.since,
+                rail.state_since,
                 rail.error,
                 *(lead_bytes if rail is lead else (rail.bytes_sent, rail.total_bytes_received)),
                 rail.error_at,
@@ -657,7 +670,7 @@ class OfferingRails(Rails):
         for device in self.devices:
             if device.name == self.lead_rail.device and device.name not in self.slots:
                 with suppress(RDMAError, OSError):  # the next offer tries again
-                    self._add_slot(device).watch(self.config)
+                    self._add_slot(device).watch_device(self.config)
         super().stop_lead()
 
     def _release_ended(self, rail: Rail, *, confirm: bool) -> None:
@@ -665,6 +678,8 @@ class OfferingRails(Rails):
         if self._is_closing or (slot := self.slots.get(rail.device)) is None:
             return
         self.waiting_slots.append(slot)
+        # The end of a rail makes room at the peer, so all waiting slots retry. If the peer has
+        # refused this rail because it had no room, the slot waits until another rail ends.
         error = rail.error
         peer_is_full = (
             isinstance(error, RequestRefusedError) and error.code == protocol.ErrorCode.QUOTA
@@ -684,16 +699,15 @@ class OfferingRails(Rails):
             return
         name = slot.device.name
         try:
-            slot.watch(self.config)
-            to = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
-            endpoint = self._create_endpoint(slot.device, to)
+            slot.watch_device(self.config)
+            peer_gid = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
+            endpoint = self._create_endpoint(slot.device, peer_gid)
         except CREATION_ERRORS as error:
             rail = next((rail for rail in self.rails if rail.device == name), None)
             if rail is None:
                 self._add_rail(rail := Rail(name, _S.DOWN, self.clock()))
-            self._record_error(
-                rail, "cannot be created", error
-            )  # an earlier rail keeps its `since`
+            # An earlier rail on this device keeps its `state_since`.
+            self._record_error(rail, "cannot be created", error)
             slot.retry_later(self.clock())
             return
         self.latest_number += 1
@@ -709,12 +723,13 @@ class OfferingRails(Rails):
             )
         remote = Endpoint.unpack(answer.endpoint)
         self._advance(rail, _E.ANSWERED)
-        if rail.state is _S.STOPPED:
+        if rail.state is _S.STOPPED:  # it broke on this side before the answer arrived
             self._send_rail_down(rail, rail.error)
         else:
             self._loop.call_soon(self._bring_up, rail, remote)
 
     def _bring_up(self, rail: Rail, remote: Endpoint) -> None:
+        """Connect a rail that the peer has accepted, and check with a first write that it works."""
         if rail.endpoint is None or rail.queue is None or rail.state is not _S.CONNECTING:
             return  # it has ended in the meantime
         try:
@@ -723,9 +738,10 @@ class OfferingRails(Rails):
         except CREATION_ERRORS as error:
             self._fail_rail(rail, error)
         else:
-            rail.queue.post(Probe(partial(self._acknowledged, rail)))
+            rail.queue.post(Probe(partial(self._on_probe_acknowledged, rail)))
 
-    def _acknowledged(self, rail: Rail) -> None:
+    def _on_probe_acknowledged(self, rail: Rail) -> None:
+        """Report RailReady to the peer, because the first write on the rail was acknowledged."""
         if rail.state is _S.CONNECTING:
             # The transition to UP sends memory keys for the rail. They must follow the RailReady.
             self._send(protocol.RailReady(0, rail.number))
@@ -735,6 +751,7 @@ class OfferingRails(Rails):
                 self.messages.failover.on_rail_up()
 
     def _on_refusal(self, error: protocol.Error) -> bool:
+        """Handle the refusal of an offer. Returns False if the error is not about an offer."""
         for rail in self.rails:
             if rail.offer_id == error.request_id and rail.state in (_S.OFFERED, _S.ABANDONED):
                 if rail.state is _S.OFFERED:
@@ -763,6 +780,7 @@ class AnsweringRails(Rails):
             self._advance(rail, _E.READY)
 
     def _on_offer(self, offer: protocol.RailOffer) -> None:
+        """Validate an offer and apply the rate limit. `_answer` then creates the rail."""
         if offer.rail != self.latest_number + 1:
             raise ProtocolError(
                 f"the peer offered rail {offer.rail}, but rail {self.latest_number + 1} is next"
@@ -783,6 +801,7 @@ class AnsweringRails(Rails):
         self._send(protocol.Error(offer.request_id, code, why))
 
     def _answer(self, offer: protocol.RailOffer, remote: Endpoint) -> None:
+        """Create the rail that the peer has offered, or refuse the offer."""
         alive = [rail for rail in self.rails if rail.state is not _S.DOWN]
         if self._is_closing:
             self._refuse(offer, protocol.ErrorCode.CANCELLED, "the connection is being closed")
@@ -819,7 +838,7 @@ class AnsweringRails(Rails):
         later. The peer will offer a rail again. A device is likely to recover if its port is down,
         or if it has had a rail before. On failure, the first error is raised.
         """
-        to = verbs.GID(remote.gid) if remote.is_global else None
+        peer_gid = verbs.GID(remote.gid) if remote.is_global else None
         had_rail = {rail.device for rail in self.rails}
         errors: list[Exception] = []
         recovery_likely = False
@@ -827,7 +846,7 @@ class AnsweringRails(Rails):
             if recovery_likely and device.name in used_devices:
                 break
             try:
-                endpoint = self._create_endpoint(device, to)
+                endpoint = self._create_endpoint(device, peer_gid)
                 try:
                     self._connect_endpoint(endpoint, remote)
                 except BaseException:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .._datapath.rail import SendQueue
 
 MAX_ENDED = 4096
-"""The maximum length of `Regions._ended`, which has two entries per run of consecutive ids.
+"""The maximum length of `Regions._ended_runs`, which has two entries per run of consecutive ids.
 
 A peer that follows the protocol never causes more runs than it has active regions.
 """
@@ -40,7 +40,7 @@ class Regions:
         self.rails: dict[SendQueue, MemoryPool] = {}  # rails that are up, other than the lead
         self._config = config
         self._own_granter = self._peer_granter = 0
-        self._ended: list[int] = []
+        self._ended_runs: list[int] = []
         """The ids of the peer's ended regions, as a flat list of the start and stop of each run."""
         self.shares: dict[int, Share] = {}
         self.lent_bytes: int = 0  # includes memory that was handed over but not yet received
@@ -113,7 +113,7 @@ class Regions:
     def check(self, token: RegionToken) -> None:
         """Raise ValueError or LeaseEndedError if this side can tell that the token is invalid."""
         region, granter = f"region {token.region_id:#x}", token.region_id >> NUMBER_BITS
-        # On iWARP, the two are equal, and the token could be from either side.
+        # On iWARP, both sides have the same granter number, so the token could be from either side.
         if granter == self._own_granter != self._peer_granter:
             raise ValueError(f"{region} belongs to this side: only the peer can open its token")
         if granter != self._peer_granter:
@@ -128,21 +128,21 @@ class Regions:
             )
 
     def _has_ended(self, region_id: int) -> bool:
-        return bisect_right(self._ended, region_id) % 2 == 1  # inside a run
+        return bisect_right(self._ended_runs, region_id) % 2 == 1  # inside a run
 
     def end(self, region_id: int) -> None:
         """Record that one of the peer's regions has ended, so that `check` rejects its token."""
-        ended = self._ended
         if region_id >> NUMBER_BITS != self._peer_granter or self._has_ended(region_id):
             return
+        bounds = self._ended_runs
         for bound in (region_id, region_id + 1):
-            at = bisect_left(ended, bound)
-            if ended[at : at + 1] == [bound]:
-                del ended[at]  # merge with an adjacent run
+            index = bisect_left(bounds, bound)
+            if bounds[index : index + 1] == [bound]:
+                del bounds[index]  # merge with an adjacent run
             else:
-                ended.insert(at, bound)
-        if len(ended) > MAX_ENDED:
-            del ended[:2]  # forget the oldest run
+                bounds.insert(index, bound)
+        if len(bounds) > MAX_ENDED:
+            del bounds[:2]  # forget the oldest run
 
     def track(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
         """Track a region, so that its owner can end it and change its lease.
@@ -168,7 +168,7 @@ class Regions:
         if not self.lead_queue.number:  # the token has the key for rail 0
             self._deliver(region_id)
         else:
-            region._user = None
+            region._user = None  # unusable until `add_key` gets the key for the lead rail
         for rail, rkey in keys:
             self.add_key(region_id, rail, rkey)
 
@@ -177,9 +177,14 @@ class Regions:
             deliver()
 
     def add_key(self, region_id: int, rail: int, rkey: int) -> None:
+        """Record the key of the peer's region for a rail. Ignore keys of unknown regions or rails.
+
+        A key for the lead rail makes the region usable.
+        """
         region, lead = self.remote_regions.get(region_id), self.lead_queue.number
-        known = (lead, *(other.number for other in self.rails))
-        if rail not in known or region is None or region._keys is None:
+        known_rails = (lead, *(other.number for other in self.rails))
+        # `_keys` is None if the program opened the region from a token (`track`).
+        if rail not in known_rails or region is None or region._keys is None:
             return
         region._keys[rail] = rkey
         if rail == lead:
@@ -221,6 +226,7 @@ class Regions:
                 share._switch_lead(lead, self.pool)
             except (RDMAError, OSError, MemoryError) as error:
                 device, why = lead.qp.context.name, cause_text(error)
+                # The failover to the next lead rail switches the remaining shares.
                 lead.rail_broke(RDMAError(f"{share!r} cannot be opened by {device}: {why}"))
                 break
         for region_id, region in list(self.remote_regions.items()):

@@ -156,6 +156,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
     async def wait_ended(self) -> None:
         """Wait until `ended` is True."""
         while not self.ended:
+            # The timeout means that the lease has expired, unless it has just been renewed.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.lease_remaining):
                     await self._changes.wait()

@@ -43,7 +43,8 @@ class Share:
         regions = sharing.regions
         key = share_keys.make_key(regions.pool, regions.lead_queue, memory, rights)
         self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead_queue: key}
-        self._last_key: share_keys.ShareKey | None = None  # the last key, until a new lead has one
+        self._lost_key: share_keys.ShareKey | None = None
+        """The last key, closed with its rail. None while any rail has a key."""
         self.peer_knows_region = False
         """Whether the peer knows the region, so that keys for other rails must be announced."""
         memory._pin()
@@ -80,9 +81,9 @@ class Share:
             pending = [other.ready for other in self._keys.values() if not other.ready.done()]
             if pending:
                 await asyncio.wait(pending)
-            elif self._last_key is None:
+            elif self._lost_key is None:
                 return
-            else:
+            else:  # every rail with a key has broken; the next lead rail gets a new key
                 await self._sharing.wait_lead_change()
         self._sharing.check_end()
 
@@ -92,6 +93,8 @@ class Share:
             if not key.ready.done():
                 key.on_ready(partial(self._on_ready, callback))
                 return
+        # Either no key is pending, and this calls `callback` immediately. Or every rail with a key
+        # has broken, and `callback` passes to the key of the next lead rail (`transfer_callback`).
         self._oldest_key.on_ready(callback)
 
     def _rail_keys(self) -> Keys:
@@ -105,7 +108,7 @@ class Share:
     @property
     def _oldest_key(self) -> share_keys.ShareKey:
         """The oldest key. All keys end together, so its state is the state of the share."""
-        first = next(iter(self._keys.values()), self._last_key)
+        first = next(iter(self._keys.values()), self._lost_key)
         assert first is not None
         return first
 
@@ -126,12 +129,15 @@ class Share:
                 self._add_rail(rail, pool)
 
     def _switch_lead(self, lead: SendQueue, pool: MemoryPool) -> None:
-        """Switch to a new lead. Raises an exception if its device cannot use the memory."""
+        """Switch to the key for a new lead rail, and create it if necessary.
+
+        Raises an exception if the rail's device cannot use the memory.
+        """
         if self._ended:
             return
         self._add_rail(lead, pool)
-        last_key, self._last_key, key = self._last_key, None, self._keys[lead]
-        if last_key is None or self.peer_knows_region:
+        lost_key, self._lost_key, key = self._lost_key, None, self._keys[lead]
+        if lost_key is None or self.peer_knows_region:
             self.token = replace(self.token, rkey=key.rkey)
             return
         # The program may have passed on the token, whose key no longer exists. Replace the token,
@@ -139,7 +145,7 @@ class Share:
         self._sharing.notify(protocol.RegionEnd(0, self.region_id))  # ends the previous token
         self._sharing.regions.renumber(self)
         self.token = replace(self.token, region_id=self.region_id, rkey=key.rkey)
-        last_key.transfer_callback(key)
+        lost_key.transfer_callback(key)
 
     def _announce_key(self, rail: SendQueue) -> None:
         key = self._keys.get(rail)
@@ -159,10 +165,10 @@ class Share:
             self._on_expired()
         key.withdraw_announcement()  # messages would pile up if the peer returned no credits
         key.close()
-        if self._keys:
+        if self._keys:  # `_on_ready` then waits for the remaining keys
             key.notify_ready()
         else:
-            self._last_key = key
+            self._lost_key = key
 
     @property
     def revoked(self) -> bool:
@@ -236,11 +242,11 @@ class Share:
         """End the keys in the lease thread when the lease expires. The loop then ends the share."""
         self._keys_expired = True
         try:
-            working_keys = [key for key in list(self._keys.values()) if not key.try_end()]
-            if working_keys:
+            keys_being_bound = [key for key in list(self._keys.values()) if not key.try_end()]
+            if keys_being_bound:
                 when = self._clock.now() + share_keys.GRACE
                 self._grace_deadline = lease_thread.schedule(
-                    self._clock, when, partial(force_end_all, working_keys)
+                    self._clock, when, partial(force_end_all, keys_being_bound)
                 )
         finally:
             self._sharing.call_soon(self._on_expired)

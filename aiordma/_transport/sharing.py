@@ -112,7 +112,7 @@ class Sharing:
         self.arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
         self._request_waiters = WaitQueue()
-        self._lead_waiters = WaitQueue()
+        self._lead_change_waiters = WaitQueue()
         self._ended: BaseException | None = None
 
     def check_allowed(self) -> None:
@@ -153,6 +153,7 @@ class Sharing:
         return self.regions.track(RemoteRegion(self, token, lent=False), granted=False)
 
     async def share(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
+        """Share memory, and wait until the peer's device has received the token."""
         share = self.create_share(memory, rights, lease, start_lease=False)
         sent: asyncio.Future[None] | None = None
         try:
@@ -175,12 +176,12 @@ class Sharing:
     def on_lead_change(self, lead: SendQueue) -> None:
         """Switch all regions to a new lead, and wake the tasks waiting in `wait_lead_change`."""
         self.regions.switch_lead(lead)
-        self._lead_waiters.wake_all()
+        self._lead_change_waiters.wake_all()
 
     async def wait_lead_change(self) -> None:
         """Wait until another rail is the lead, or raise the error that ended the connection."""
         if self._ended is None:
-            await self._lead_waiters.wait()
+            await self._lead_change_waiters.wait()
         self.check_end()
 
     def check_end(self) -> None:
@@ -232,6 +233,7 @@ class Sharing:
             loan._on_ready(partial(self._grant, request.request_id, loan, lease))
 
     def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
+        """Grant the peer's request to borrow memory, now that the loan's keys work."""
         internal = protocol.ErrorCode.INTERNAL
         try:
             if loan._restart_lease(lease):  # the key works from now on
@@ -270,6 +272,7 @@ class Sharing:
     # ---- the peer's memory ---------------------------------------------------------------
 
     async def request(self, length: int, rights: Rights, lease: float | None) -> RemoteRegion:
+        """Borrow memory from the peer."""
         self.check_allowed()
         region: RemoteRegion = await self.send_request(
             lambda number: protocol.RegionRequest(number, length, rights, milliseconds(lease)),
@@ -331,6 +334,7 @@ class Sharing:
         return handed.take()
 
     async def next(self, arrivals: ArrivalQueue[A]) -> A:
+        """Remove and return the first item of `arrivals`. Wait for it if necessary."""
         self.check_allowed()
         while not arrivals:
             self.check_end()
@@ -362,6 +366,7 @@ class Sharing:
                 # If the loan is missing, its lease may have just expired. This is not an error.
                 if isinstance(share, Loan):
                     handed = share.hand_over()
+                    # The memory counts as lent until the program has received it.
                     self.regions.lent_bytes += len(handed)
                     self._handed_over.add(handed)
             case protocol.RegionRelease():
@@ -417,7 +422,12 @@ class Sharing:
             region._drop()
 
     def _on_lease_renewed(self, lease: protocol.RegionLease) -> None:
-        since = self.clock.now()
+        """Restart the lease of a region, after this side's request or because the owner renewed it.
+
+        The new lease counts from this side's request or, without a request, from the arrival of the
+        message. Both are earlier than the owner's start, so that this side stops first.
+        """
+        lease_start = self.clock.now()
         if lease.request_id:
             request = self._requests.get(lease.request_id)
             requested = request.message if request is not None else None
@@ -428,11 +438,11 @@ class Sharing:
             ):
                 raise ProtocolError("the peer renewed a lease that it was not asked to renew")
             self._finish_request(lease.request_id)
-            since = request.sent_at
+            lease_start = request.sent_at
             settle(request.response)
         region = self.regions.remote_regions.get(lease.region_id)
         if region is not None:
-            region._start_lease(since, lease.lease_ms)
+            region._start_lease(lease_start, lease.lease_ms)
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -451,9 +461,10 @@ class Sharing:
         self.arrived.waiters.wake_all()
         self._handed_over.waiters.wake_all()
         self._request_waiters.wake_all()
-        self._lead_waiters.wake_all()
+        self._lead_change_waiters.wake_all()
 
     def end_keys(self) -> None:
+        """End all shares and their keys, without notifying the peer."""
         for share in list(self.regions.shares.values()):
             try:
                 share._end(notify=False)

@@ -358,6 +358,7 @@ async def open_link(address: Address, source: Address | None, security: Security
 
 
 async def accepted_link(accepted: socket.socket, security: Security) -> TCPLink:
+    """Create the link for an accepted socket. With TLS, wait for the TLS handshake."""
     loop = asyncio.get_running_loop()
     link = TCPLink(accepted)
     try:

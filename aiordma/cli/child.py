@@ -87,6 +87,7 @@ async def listening_child(command: Sequence[str]) -> AsyncIterator[Child]:
 
 
 async def read_address(process: Process) -> Child:
+    """Wait until the child prints the address on which it listens."""
     assert process.stdout is not None
     try:
         async with asyncio.timeout(START_TIMEOUT):
@@ -108,6 +109,7 @@ async def read_address(process: Process) -> Child:
 
 
 async def end(process: Process) -> None:
+    """Close the child's standard input, which ends it. Kill it if it has not exited in time."""
     assert process.stdin is not None
     process.stdin.close()
     try:

@@ -62,6 +62,7 @@ class DeviceInfo:
 
 
 def ask_port(context: verbs.Context, number: int) -> PortInfo:
+    """Query a port's attributes, its GIDs and P_Keys, and the GID that is used by default."""
     gids = tuple(entry for entry in context.query_gid_table() if entry.port_num == number)
     return PortInfo(
         context.query_port(number),

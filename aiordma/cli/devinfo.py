@@ -62,6 +62,7 @@ def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
 
 
 def device_to_plain(device: verbs.Device, info: DeviceInfo) -> dict[str, object]:
+    """Return a device's attributes in the form of the --json output."""
     result: dict[str, object] = {
         "name": device.name,
         "library": device.library.name,
@@ -82,6 +83,7 @@ def device_to_plain(device: verbs.Device, info: DeviceInfo) -> dict[str, object]
 
 
 def port_to_plain(port: PortInfo) -> dict[str, object]:
+    """Return a port's attributes, GIDs and P_Keys in the form of the --json output."""
     attributes = json_value(port.attributes)
     assert isinstance(attributes, dict)
     return {
@@ -144,6 +146,7 @@ def json_value(value: object) -> object:
 
 
 def show_device(console: Console, device: verbs.Device, info: DeviceInfo, verbose: bool) -> None:
+    """Print a device's ports and GIDs, and with `verbose`, all of its attributes."""
     console.print(
         f"[bold]{escape(device.name)}[/] ({device.library.name} library), "
         f"{device.node_type.name}, GUID {guid_text(device.guid)}",

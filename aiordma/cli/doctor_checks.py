@@ -86,6 +86,7 @@ def check(name: str) -> Callable[[Callable[[Facts], Iterator[UnnamedFinding]]], 
 
 @check("library")
 def library(facts: Facts) -> Iterator[UnnamedFinding]:
+    """Check that rdma-core's libraries are installed and have all functions."""
     if facts.library_problem:
         yield (
             PROBLEM,
@@ -105,6 +106,7 @@ def library(facts: Facts) -> Iterator[UnnamedFinding]:
 
 @check("kernel")
 def kernel(facts: Facts) -> Iterator[UnnamedFinding]:
+    """Check that the kernel has RDMA devices, and the modules through which programs use them."""
     if not facts.kernel_devices:
         loaded = ", ".join(facts.modules) or "none"
         yield (
@@ -132,6 +134,7 @@ def kernel(facts: Facts) -> Iterator[UnnamedFinding]:
 
 @check("providers")
 def providers(facts: Facts) -> Iterator[UnnamedFinding]:
+    """Check that libibverbs has a provider for each of the kernel's devices."""
     if facts.library_problem or not facts.kernel_devices or not facts.has_uverbs:
         return  # reported by another check
     known = {device.name for device in facts.devices}
@@ -151,6 +154,7 @@ def providers(facts: Facts) -> Iterator[UnnamedFinding]:
 
 @check("permissions")
 def permissions(facts: Facts) -> Iterator[UnnamedFinding]:
+    """Check that this user can open the nodes in /dev/infiniband."""
     if not facts.kernel_devices:
         return
     give = (
@@ -182,6 +186,7 @@ def permissions(facts: Facts) -> Iterator[UnnamedFinding]:
 
 @check("memlock")
 def memlock(facts: Facts) -> Iterator[UnnamedFinding]:
+    """Check the limit on locked memory, because registering memory locks it."""
     if facts.ignores_memlock:
         yield OK, "this process has CAP_IPC_LOCK, so it can lock any amount of memory"
         return
@@ -247,6 +252,7 @@ def gids(facts: Facts) -> Iterator[UnnamedFinding]:
 
 @check("fork")
 def fork(facts: Facts) -> Iterator[UnnamedFinding]:
+    """Check that a fork does not detach registered memory from the device."""
     if facts.library_problem:
         return
     if facts.fork is None:
@@ -268,6 +274,7 @@ def fork(facts: Facts) -> Iterator[UnnamedFinding]:
 
 @check("container")
 def container(facts: Facts) -> Iterator[UnnamedFinding]:
+    """Warn that a container without devices may hide those of its host."""
     if facts.container and not facts.kernel_devices:
         yield (
             WARNING,
@@ -279,11 +286,12 @@ def container(facts: Facts) -> Iterator[UnnamedFinding]:
 
 @check("embedded")
 def embedded(facts: Facts) -> Iterator[UnnamedFinding]:
+    """Check that the embedded device works, and whether other machines can reach it."""
     if problem := embedded_problem(facts.embedded):
         yield PROBLEM, f"embedded0 does not work: {problem}", REPORT
         return
-    if beyond := [entry for port in facts.embedded.ports for entry in port.usable_gids]:
-        yield OK, f"embedded0 works, and other machines can reach it at {beyond[0].gid.ip}"
+    if reachable_gids := [entry for port in facts.embedded.ports for entry in port.usable_gids]:
+        yield OK, f"embedded0 works, and other machines can reach it at {reachable_gids[0].gid.ip}"
     else:
         yield (
             WARNING,
@@ -328,15 +336,16 @@ def peers(facts: Facts) -> Iterator[UnnamedFinding]:
 
 @check("choice")
 def choice(facts: Facts) -> Iterator[UnnamedFinding]:
-    by = f"AIORDMA_DEVICE={facts.named}" if facts.named else ""
+    """Report which device is used by programs that do not name one."""
+    setting = f"AIORDMA_DEVICE={facts.named}" if facts.named else ""
     if not facts.chosen:
         yield (
             WARNING,
             f"programs that do not name a device fail: {facts.chosen_why}",
-            f"change or unset {by}" if by else "see the findings above",
+            f"change or unset {setting}" if setting else "see the findings above",
         )
     elif facts.named not in ("", "system"):
-        yield OK, f"programs use {facts.chosen}, because of {by}"
+        yield OK, f"programs use {facts.chosen}, because of {setting}"
     elif facts.is_fallback:
         yield (
             WARNING,
@@ -385,6 +394,8 @@ def examine(facts: Facts) -> list[Finding]:
 def conclude(facts: Facts, findings: list[Finding]) -> Conclusion:
     """Return the overall result of the checks, for programs that do not specify a device."""
     problems = {finding.check for finding in findings if finding.verdict is PROBLEM}
+    # If the other checks found no problem, a card works, and programs do not need the embedded
+    # device.
     if not problems - {"embedded"}:
         return Conclusion.READY
     if "embedded" in problems:

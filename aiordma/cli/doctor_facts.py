@@ -164,6 +164,7 @@ def modules(root: Path) -> tuple[str, ...]:
 
 
 def nodes(root: Path) -> tuple[NodeFacts, ...]:
+    """Return the device nodes in /dev/infiniband, and whether this user can open them."""
     folder = root / "dev/infiniband"
     found = []
     for name in names(folder):

@@ -72,10 +72,10 @@ def echo(
         try:
             first_device, device_names = chosen_devices(device)
             host = host or own_address(first_device)
-            rows = plans(sizes, None if file is None else file.read_bytes())
+            size_plans = plans(sizes, None if file is None else file.read_bytes())
             report = runner.run(
                 run_client_and_server(
-                    first_device, device_names, via, host, loop, rows, count, time_limit
+                    first_device, device_names, via, host, loop, size_plans, count, time_limit
                 )
             )
         except MemoryError as error:
@@ -96,7 +96,7 @@ async def run_client_and_server(
     via: Via,
     host: str,
     loop: str,
-    rows: list[Plan],
+    size_plans: list[Plan],
     count: int | None,
     time_limit: float,
 ) -> Report:
@@ -111,12 +111,12 @@ async def run_client_and_server(
                 loop=loop,
                 local_address=conn.local_address,
                 peer_address=conn.peer_address,
-                results=await server.guard(echo_all(conn, rows, count, time_limit)),
+                results=await server.guard(echo_all(conn, size_plans, count, time_limit)),
             )
 
 
 async def echo_all(
-    conn: aiordma.Connection, rows: list[Plan], count: int | None, time_limit: float
+    conn: aiordma.Connection, size_plans: list[Plan], count: int | None, time_limit: float
 ) -> list[Result]:
     results = []
     errors = Console(stderr=True)
@@ -129,8 +129,8 @@ async def echo_all(
         transient=True,
         disable=not errors.is_terminal,
     ) as progress:
-        bar = progress.add_task("", total=len(rows))
-        for plan in rows:
+        bar = progress.add_task("", total=len(size_plans))
+        for plan in size_plans:
             progress.update(bar, description=f"echoing {size_text(plan.size)}")
             try:
                 results.append(await measure(conn, plan, count, time_limit))

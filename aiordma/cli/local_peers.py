@@ -15,7 +15,7 @@ SHARED_BYTES = 24576 + 2 * (1 << 20)  # size of the memory that two processes sh
 # A program that copies 8 bytes from its parent's memory and prints the errno value. Only this
 # direction shows whether cross-memory attach is allowed, because a parent may always copy from its
 # child.
-COPY = """
+COPY_PROGRAM = """
 import ctypes, os, sys
 class Piece(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
@@ -76,6 +76,7 @@ def share_problem() -> str:
 
 
 def pidfd_problem() -> str:
+    """Return why pidfd_open(2) fails, or an empty string if it works."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
@@ -84,9 +85,14 @@ def pidfd_problem() -> str:
 
 
 def copy_problem() -> str:
+    """Return why another process cannot copy this process's memory, or "" if it can.
+
+    A child process tries it, because a seccomp filter may kill the process that calls
+    process_vm_readv(2).
+    """
     word = ctypes.create_string_buffer(8)
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", COPY, str(ctypes.addressof(word))],
+        [sys.executable, "-I", "-S", "-c", COPY_PROGRAM, str(ctypes.addressof(word))],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

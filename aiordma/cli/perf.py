@@ -172,6 +172,7 @@ def settings_of(
     qp: str | None,
     **rest: Any,
 ) -> Settings:
+    """Return the settings for a command's options, with defaults for the omitted ones."""
     if every and sizes:
         raise click.UsageError("--all and --sizes cannot be combined")
     chosen = tuple(sizes or default_sizes(operation, metric, qp or "", every))
@@ -206,12 +207,15 @@ def local(host: str | None, receives: int, **given: Any) -> None:
     check_sizes(asked.settings.sizes)
 
     async def run() -> Record:
-        chosen, names = chosen_devices(asked.device)
-        at = host or own_address(chosen)
-        options = ["--device", names, "--via", asked.via, "--host", at, "--loop", asked.loop]
+        first_device, device_names = chosen_devices(asked.device)
+        server_host = host or own_address(first_device)
+        options = ["--device", device_names, "--via", asked.via]
+        options += ["--host", server_host, "--loop", asked.loop]
         options += ["--polling", str(asked.polling), "--receives", str(receives)]
         async with listening_child([*SERVER, *options]) as server:
-            return await server.guard(measure(asked, chosen, names, server.host, server.port))
+            return await server.guard(
+                measure(asked, first_device, device_names, server.host, server.port)
+            )
 
     finish(run, asked)
 
@@ -252,6 +256,7 @@ def draw(records: list[Record], target: Path) -> None:
 async def measure(
     asked: MeasurementOptions, device: verbs.Device, names: str, host: str, port: int
 ) -> Record:
+    """Measure each size against a server, and return the results for printing and plotting."""
     settings = asked.settings
     results: list[Result] = []
     config = Config(polling=asked.polling / 1e6)

@@ -33,7 +33,7 @@ GRID, INK, FAINT = "#e3e6ea", "#22272e", "#66707c"
 WIDTH, HEIGHT, DPI = 8.6, 5.4, 160
 
 # The x coordinate at which empty messages are drawn. A logarithmic axis has no zero.
-EMPTY = 0.5
+EMPTY_MESSAGE_X = 0.5
 
 TITLES = {"lat": "latency", "bw": "bandwidth", "rate": "rate"}
 LABELS = {
@@ -41,7 +41,7 @@ LABELS = {
     "bw": "bandwidth in MB/s (2²⁰ bytes)",
     "rate": "millions of operations per second",
 }
-FIGURES = {"bw": "mb_per_s", "rate": "mmsg_per_s"}
+METRIC_FIELDS = {"bw": "mb_per_s", "rate": "mmsg_per_s"}
 QUANTILES = {"median": 0.5, "p90": 0.1, "p99": 0.01, "p99.9": 0.001, "p99.99": 0.0001}
 
 
@@ -168,11 +168,12 @@ def polling_text(us: float) -> str:
 
 
 def by_size(axes: Axes, records: Sequence[Record], metric: str, sizes: list[int]) -> None:
+    """Plot the metric of each run over the message size."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    places = [size or EMPTY for size in sizes]
-    step = -(-len(places) // 12)
-    axes.set_xticks(places[::step], [size_text(size) for size in sizes[::step]], fontsize=8)
+    positions = [size or EMPTY_MESSAGE_X for size in sizes]
+    step = -(-len(positions) // 12)
+    axes.set_xticks(positions[::step], [size_text(size) for size in sizes[::step]], fontsize=8)
     axes.set_xticks([], minor=True)
     axes.set_xlabel("size", color=INK)
     axes.set_ylabel(LABELS[metric], color=INK)
@@ -184,9 +185,9 @@ def by_size(axes: Axes, records: Sequence[Record], metric: str, sizes: list[int]
             latencies(axes, record, f"{name}: " if len(records) > 1 else "", colour, marker)
         else:
             rows = record["results"]
-            figures = [row[FIGURES[metric]] for row in rows]
-            places = [row["size"] or EMPTY for row in rows]
-            axes.plot(places, figures, color=colour, marker=marker, markersize=5, label=name)
+            values = [row[METRIC_FIELDS[metric]] for row in rows]
+            positions = [row["size"] or EMPTY_MESSAGE_X for row in rows]
+            axes.plot(positions, values, color=colour, marker=marker, markersize=5, label=name)
     if metric == "bw":
         both_ways: Any = (to_gbit, to_mb)  # matplotlib's annotations are too narrow
         right = axes.secondary_yaxis("right", functions=both_ways)
@@ -206,8 +207,9 @@ def to_mb(gbit: float) -> float:
 
 
 def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -> None:
+    """Plot a run's median latency by size, and shade the range from the minimum to p99."""
     rows = [row for row in record["results"] if row["latency_us"]]
-    sizes = [row["size"] or EMPTY for row in rows]
+    sizes = [row["size"] or EMPTY_MESSAGE_X for row in rows]
 
     def column(which: str, key: str) -> list[float]:
         return [row[which][key] for row in rows]

@@ -23,13 +23,13 @@ def port(pid: int, device: str, state: str) -> None:
     environment. `aiordma top` lists these processes.
     """
     try:
-        where = directories(os.environ.get(VARIABLE) or "1")
-        found = [path for each in where for path in sockets(each, pid)]
-        if not found:
+        socket_directories = directories(os.environ.get(VARIABLE) or "1")
+        socket_paths = [path for each in socket_directories for path in sockets(each, pid)]
+        if not socket_paths:
             raise click.ClickException(
                 f"process {pid} not found, or it was started without {VARIABLE}=1"
             )
-        failure = ask(found[0], TIMEOUT, f"port {state} {device}").decode()
+        failure = ask(socket_paths[0], TIMEOUT, f"port {state} {device}").decode()
     except ConnectionRefusedError:
         raise click.ClickException(f"process {pid} has exited") from None
     except (OSError, ValueError) as error:

@@ -22,8 +22,8 @@ WARM_UP = 2
 MOST, LEAST, SECONDS = 1000, 3, 1.0
 
 # Random messages are slices of a single random block. Each slice starts at a random offset smaller
-# than SHIFT.
-SHIFT = 1 << 12
+# than MAX_OFFSET.
+MAX_OFFSET = 1 << 12
 
 
 @dataclass(slots=True)
@@ -68,9 +68,10 @@ class Plan:
         A file is split into pieces of ``size`` bytes, and the pieces are yielded over and over. The
         last piece of the file may be shorter.
         """
-        block = os.urandom(self.size + SHIFT) if self.file is None else b""
+        block = os.urandom(self.size + MAX_OFFSET) if self.file is None else b""
         while self.file is None:
-            start = random.randrange(SHIFT)
+            # A new offset changes the contents, and is faster than new random bytes.
+            start = random.randrange(MAX_OFFSET)
             yield block[start : start + self.size]
         while True:
             for start in range(0, max(1, len(self.file)), max(1, self.size)):
@@ -120,6 +121,7 @@ async def measure(
 async def round_trip(
     conn: aiordma.Connection, data: bytes, number: int, result: Result, time_limit: float
 ) -> None:
+    """Send one message, and record the time until its echo and any difference in `result`."""
     async with asyncio.timeout(time_limit):
         start = perf_counter()
         await conn.send(data, imm=number)
@@ -127,6 +129,6 @@ async def round_trip(
         result.times.append(perf_counter() - start)
     result.payload += len(data)
     with message:
-        back, imm = bytes(message), message.imm
-    if wrong := imm_mismatch(imm, number) or difference(back, data):
+        echo, imm = bytes(message), message.imm
+    if wrong := imm_mismatch(imm, number) or difference(echo, data):
         result.mismatch = result.mismatch or f"message {number}: {wrong}"

@@ -201,6 +201,7 @@ class ELF:
                 table = file.read(size * count)
         except (OSError, struct.error):
             return None
+        # Only programs that use the dynamic linker have this segment.
         interp = 3  # PT_INTERP
         types = [
             struct.unpack_from(order + "I", table, at)[0]

@@ -82,19 +82,20 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
     The exit status is 1 if no process is found.
     """
     try:
+        # Without a setting, show the processes that were started with AIORDMA_MONITOR=1.
         setting = os.environ.get(VARIABLE, "")
         setting = "1" if setting in {"", "0"} else setting
-        where = directories(setting)
+        socket_directories = directories(setting)
     except (OSError, ValueError) as error:
         raise click.ClickException(f"cannot use {VARIABLE}={setting!r}: {error}") from None
-    answers, notes = collect(where, pid)
-    shown, unknown = readable(answers)
-    if not (answers if as_json else shown):
+    responses, notes = collect(socket_directories, pid)
+    shown, unknown = readable(responses)
+    if not (responses if as_json else shown):
         raise click.ClickException(
             "\n".join(notes + unknown)
             or NOT_FOUND.format(
                 "no process" if pid is None else f"process {pid} not",
-                ", ".join(map(str, where)),
+                ", ".join(map(str, socket_directories)),
                 setting,
             )
         )
@@ -102,24 +103,25 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
         for note in notes if as_json else notes + unknown:
             click.echo(note, err=True)
     if as_json:
-        click.echo(json.dumps(list(answers.values()), indent=2))
+        click.echo(json.dumps(list(responses.values()), indent=2))
     elif once:
         console = Console()
         console.print(tables(shown, {}, limit, console.width))
     else:
-        watch(where, pid, interval, limit)
+        watch(socket_directories, pid, interval, limit)
 
 
-def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -> None:
+def watch(socket_directories: Sequence[Path], pid: int | None, interval: float, limit: int) -> None:
+    """Update the tables in the terminal until Ctrl-C is pressed or the last process has ended."""
     console = Console()
     before: Shown = {}
     try:
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
             while True:
-                answers, notes = collect(where, pid)
-                if not answers and not notes:
+                responses, notes = collect(socket_directories, pid)
+                if not responses and not notes:
                     break
-                shown, unknown = readable(answers)
+                shown, unknown = readable(responses)
                 lines = [Text(plain(note)) for note in notes + unknown]
                 made = [tables(shown, before, limit, console.width)] if shown else []
                 live.update(Group(*made, *lines), refresh=True)
@@ -130,40 +132,44 @@ def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -
     console.print("The last process has ended.")
 
 
-def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], list[str]]:
+def collect(
+    socket_directories: Sequence[Path], pid: int | None
+) -> tuple[dict[str, object], list[str]]:
     """Query all processes that have a monitoring socket in one of the given directories.
 
     If `pid` is not None, only processes with this PID are queried. Returns the responses keyed by
     socket name, and a note about each failed query. Sockets left behind by killed processes are
     removed.
     """
-    answers, notes = {}, []
-    paths = [path for each in where for path in sockets(each, pid)]
+    responses, notes = {}, []
+    paths = [path for each in socket_directories for path in sockets(each, pid)]
     # Query concurrently, so that a silent process does not delay the others.
     with ThreadPoolExecutor(MAX_CONCURRENT_QUERIES) as threads:
-        asked = [threads.submit(ask, path, TIMEOUT) for path in paths]
-    for path, answer in zip(paths, asked, strict=True):
+        queries = [threads.submit(ask, path, TIMEOUT) for path in paths]
+    for path, query in zip(paths, queries, strict=True):
         try:
-            answers[path.stem] = json.loads(answer.result())
+            responses[path.stem] = json.loads(query.result())
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)  # the process was killed
         except (OSError, ValueError, RecursionError) as error:
             notes.append(f"process {number(path.stem)} does not respond: {error}")
-    return answers, notes
+    return responses, notes
 
 
-def readable(answers: Mapping[str, object]) -> tuple[Shown, list[str]]:
+def readable(responses: Mapping[str, object]) -> tuple[Shown, list[str]]:
     """Return the responses that the tables can show, and a note about each unsupported response."""
     shown: Shown = {}
     notes = []
-    for name, answer in answers.items():
-        one = {name: cast("Snapshot", answer)}
+    for name, response in responses.items():
+        one = {name: cast("Snapshot", response)}
         try:
             tables(one, one, 0, 80)  # fails if the response lacks a field that the tables need
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
-            theirs = answer.get("version") if isinstance(answer, dict) else None
+            their_version = response.get("version") if isinstance(response, dict) else None
             notes.append(
-                UNSUPPORTED_VERSION.format(number(name), plain(theirs or "of another version"))
+                UNSUPPORTED_VERSION.format(
+                    number(name), plain(their_version or "of another version")
+                )
             )
         else:
             shown |= one
@@ -182,27 +188,29 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
     """
     processes: list[Row] = []
     connections: list[tuple[int, Row, list[Row]]] = []  # bytes since the last update, row, rails
-    pids = Counter(taken["pid"] for taken in shown.values())
-    for name, taken in shown.items():
-        label = taken["pid"] if pids[taken["pid"]] == 1 else name
-        known = before.get(name)
-        seconds = taken["time"] - known["time"] if known else 0.0
-        _, cells = traffic_cells(taken["traffic"], known["traffic"] if known else None, seconds)
+    pids = Counter(snapshot["pid"] for snapshot in shown.values())
+    for name, snapshot in shown.items():
+        label = snapshot["pid"] if pids[snapshot["pid"]] == 1 else name
+        previous = before.get(name)
+        seconds = snapshot["time"] - previous["time"] if previous else 0.0
+        _, cells = traffic_cells(
+            snapshot["traffic"], previous["traffic"] if previous else None, seconds
+        )
         processes.append(
             {
                 "pid": label,
-                "connections": len(taken["connections"]),
-                "listeners": len(taken["listeners"]),
+                "connections": len(snapshot["connections"]),
+                "listeners": len(snapshot["listeners"]),
                 **cells,
-                "memory": amount(sum(it["pool"]["registered_bytes"] for it in taken["devices"])),
-                "waited": f"{waited(taken) - (waited(known) if known else 0):.1f} s",
-                "p99": p99(taken, known),
-                "broken": taken["connection_events"]["broken"],
-                "failed": taken["connection_events"]["failed"],
+                "memory": amount(sum(it["pool"]["registered_bytes"] for it in snapshot["devices"])),
+                "waited": f"{waited(snapshot) - (waited(previous) if previous else 0):.1f} s",
+                "p99": p99(snapshot, previous),
+                "broken": snapshot["connection_events"]["broken"],
+                "failed": snapshot["connection_events"]["failed"],
             }
         )
-        earlier = {it["qp_num"]: it for it in known["connections"]} if known else {}
-        for each in taken["connections"]:
+        earlier = {it["qp_num"]: it for it in previous["connections"]} if previous else {}
+        for each in snapshot["connections"]:
             last = earlier.get(each["qp_num"])
             busy, cells = traffic_cells(each["traffic"], last["traffic"] if last else None, seconds)
             row = {
@@ -233,7 +241,7 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
     return Group(*made)
 
 
-def traffic_cells(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, Row]:
+def traffic_cells(counts: Traffic, previous: Traffic | None, seconds: float) -> tuple[int, Row]:
     """Return the number of bytes transferred since the last update, and table cells for traffic.
 
     If there was no previous update, all bytes transferred so far are counted.
@@ -242,7 +250,7 @@ def traffic_cells(counts: Traffic, known: Traffic | None, seconds: float) -> tup
     cells: Row = {"messages": counts["messages_sent"] + counts["messages_received"]}
     for heading, parts in DIRECTIONS.items():
         total = transferred_bytes(counts, parts)
-        before = transferred_bytes(known, parts) if known else None
+        before = transferred_bytes(previous, parts) if previous else None
         busy += total - (before or 0)
         cells[heading] = size_and_rate(total, before, seconds)
     return busy, cells
@@ -263,9 +271,9 @@ def size_and_rate(total: int, before: int | None, seconds: float) -> str:
     return f"{amount(total)} ({amount(max(0, total - before) / seconds)}/s)"
 
 
-def rail_rows(rails: list[RailState], known: list[RailState], seconds: float) -> list[Row]:
+def rail_rows(rails: list[RailState], previous: list[RailState], seconds: float) -> list[Row]:
     """Return a row for each rail, or an empty list if the connection has only one rail."""
-    before = {rail["device"]: rail for rail in known}
+    before = {rail["device"]: rail for rail in previous}
     return [
         {
             "rail": rail["device"],
@@ -287,20 +295,20 @@ def rail_rows(rails: list[RailState], known: list[RailState], seconds: float) ->
     ]
 
 
-def waited(taken: Snapshot) -> float:
-    return sum(wait["seconds"] for wait in taken["waits"].values())
+def waited(snapshot: Snapshot) -> float:
+    return sum(wait["seconds"] for wait in snapshot["waits"].values())
 
 
-def p99(taken: Snapshot, known: Snapshot | None) -> str:
+def p99(snapshot: Snapshot, previous: Snapshot | None) -> str:
     """Return an upper bound on the duration of 99% of the requests since the last update.
 
     The upper bound is a bucket boundary of the latency histogram. Without an earlier snapshot, all
     of the process's requests are included.
     """
     counts: Counter[str] = Counter()
-    for measured in taken["latencies"].values():
+    for measured in snapshot["latencies"].values():
         counts.update(measured["up_to"])
-    for measured in known["latencies"].values() if known else ():
+    for measured in previous["latencies"].values() if previous else ():
         counts.subtract(measured["up_to"])
     for bound, count in counts.items():
         if 0 < 0.99 * counts["+Inf"] <= count:

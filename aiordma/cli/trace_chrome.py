@@ -81,21 +81,23 @@ class Process:
             if request.qp_num is None:  # not yet consumed by a queue pair
                 name = f"SRQ {getattr(request.posted, 'srq', '')}"
             else:
-                name = self._queue_pair(request.qp_num)
+                name = self._add_queue_pair(request.qp_num)
             receives = " receives" if request.is_receive else ""
             self.spans.setdefault(name + receives, []).append(Span.of(traced, request))
         for incident in traced.incidents:
             number = qp_num(incident)
-            name = "" if number is None else self._queue_pair(number)
+            name = "" if number is None else self._add_queue_pair(number)
             self.instants.setdefault(name, []).append(instant(traced, incident))
 
-    def _queue_pair(self, number: int) -> str:
+    def _add_queue_pair(self, number: int) -> str:
+        """Give a queue pair a row in the viewer, unless it has one, and return the row's name."""
         name = f"QP {number:#08x} {self._qp_types.get(number, '')}".rstrip()
         self.spans.setdefault(name, [])  # must precede the queue pair's receives
         return name
 
 
 def processes_of(traces: Iterable[Traced]) -> list[Process]:
+    """Group the traces by process, leaving out processes that have nothing to show."""
     found: dict[tuple[str, str, int], list[Traced]] = {}
     for traced in traces:
         header = traced.run.header
@@ -270,6 +272,7 @@ def request_events(span: Span, flows: dict[int, int]) -> Iterator[Event]:
 
 
 def result_of(request: Request) -> str:
+    """Return the category that marks an unsuccessful request, or an empty string."""
     if request.status == "WR_FLUSH_ERR":
         return "flushed"
     if request.failed or request.outcome is Outcome.LOST:
@@ -278,6 +281,7 @@ def result_of(request: Request) -> str:
 
 
 def instant(traced: Traced, incident: Incident) -> Event:
+    """Return an incident, such as a queue pair's state change, as an event without a duration."""
     return {
         "ph": "i",
         "name": incident_text(incident),

@@ -132,6 +132,7 @@ def qp_num(it: Request | Incident) -> int | None:
 
 
 def ending(run: Run) -> str:
+    """Describe whether the trace is complete, and if not, why."""
     if run.end is not None:
         return f"ended early: {plain(run.end.error)}" if run.end.error else "complete"
     if run.torn:
@@ -144,6 +145,7 @@ def request_text(request: Request) -> str:
     if request.took is not None:
         text += f" took={request.took / 1e3:.1f}us"
     elif request.outcome is Outcome.IMPLICIT and request.ended is not None:
+        # The request has no completion. A later completion limits its duration.
         text += f" took<{(request.ended - request.began) / 1e3:.1f}us"
     done = request.completion
     text += f" {request.status if done else request.outcome.value}"

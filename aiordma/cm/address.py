@@ -92,6 +92,7 @@ def from_sockaddr(sockaddr: h.sockaddr, length: int) -> Address | None:
 
 
 def _unpack(data: bytes) -> Address | None:
+    """Decode a socket address. Returns None if it is neither an IPv4 nor an IPv6 address."""
     (family,) = _FAMILY.unpack_from(data)
     if family == socket.AF_INET:
         port, packed = _IPV4.unpack_from(data)

@@ -62,6 +62,8 @@ class _CMFactory(QPFactory):
         return self._pointer.qp
 
     def destroy(self, pd: ProtectionDomain) -> Callable[[h.ibv_qp], object]:
+        """Return a function that leaves all multicast groups and destroys the queue pair."""
+
         def destroy(_: h.ibv_qp) -> None:
             self._leave_groups()  # ibv_destroy_qp(3) fails for attached queue pairs
             self._calls.rdma_destroy_qp(self._pointer)
@@ -290,6 +292,7 @@ class ConnectionId(Options):
     def _call_with_parameters(
         self, step: str, call: Callable[..., object], parameters: ConnectionParameters
     ) -> None:
+        """Check the parameters of `connect` or `accept`, and call the function with them."""
         hint = "write ConnectionParameters(private_data)" if isinstance(parameters, bytes) else ""
         instance("parameters", parameters, ConnectionParameters, "a ConnectionParameters", hint)
         check_private_data(self.port_space, step, parameters.private_data)
@@ -465,6 +468,7 @@ class ConnectionId(Options):
     def _connection_error(
         self, error_class: type[ConnectionManagerError], summary: str, error: VerbsError
     ) -> ConnectionManagerError:
+        """Return an error with the call's preconditions, if it may have failed because of them."""
         preconditions, text = self._preconditions(error), f"{summary}: {error.strerror}"
         if preconditions and preconditions not in text:
             text += f"; {preconditions}"

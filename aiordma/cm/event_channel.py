@@ -108,6 +108,7 @@ class EventChannel(Resource[h.rdma_event_channel]):
         return None
 
     def _copy_event(self, raw: h.rdma_cm_event) -> ConnectionEvent | None:
+        """Copy an event, which acknowledging frees. Returns None if its ID has been closed."""
         kind = EventType(raw.event)
         if kind is EventType.CONNECT_REQUEST:
             id: ConnectionId | None = ConnectionId(self, raw.id)

@@ -87,6 +87,7 @@ class Options(Resource[h.rdma_cm_id]):
         return f"{self!r}: {preconditions}" if preconditions else repr(self)
 
     def _preconditions(self, error: VerbsError) -> str:
+        """Return what the call requires, or "" if the ID's state did not make it fail."""
         preconditions = _PRECONDITIONS.get(error.verb.removesuffix("_ex"), "")
         if not preconditions or error.errno not in _WRONG_STATE:
             return ""

@@ -149,7 +149,7 @@ class PerfClient:
             conn = await stack.enter_async_context(
                 await aiordma.connect(host, port, **connect_options)
             )
-            await device_names(conn)
+            await device_names(conn)  # wait until all rails have connected
             return conn
 
         async with AsyncExitStack() as stack:
@@ -220,6 +220,7 @@ class PerfClient:
         # The peer's program takes no part in reads and atomics, so their latency is the time until
         # they complete.
         first = "ping" if settings.halved else "alone"
+        # Sends and writes have a second part, which measures the time until they complete.
         parts = 1 if settings.operation in ("read", "atomic", "stream") else 2
         part = await self._run_warm_up_and_part(first, size, lambda done: progress(done / parts))
         if part is None:
@@ -255,6 +256,7 @@ class PerfClient:
         self, kind: str, size: int, limit: int, duration: float | None, progress: Progress
     ) -> Part:
         settings, seed = self._settings, int.from_bytes(os.urandom(7))
+        # For the server, `alone` is like `flood`: it does not respond to the operations.
         server_way = kind if kind in wire.WAYS else "flood"
         load = Load.of(self._opened, server_way, seed, size, serving=False)
         with ExitStack() as stack:
@@ -279,7 +281,7 @@ class PerfClient:
             if settings.qp not in ("uc", "ud"):
                 seconds, used = perf_counter() - start, process_time() - cpu
             finished = await receive_response(self._control, wire.Finished)
-            wrong = [finished.mismatch] + [
+            mismatches = [finished.mismatch] + [
                 run.mismatch or end.verify(run.done, 0 if server_way == "flood" else run.done)
                 for end, run in zip(self._ends, self._runs, strict=True)
             ]
@@ -287,7 +289,7 @@ class PerfClient:
             size,
             sum(done),
             seconds,
-            mismatch=next(filter(None, wrong), ""),
+            mismatch=next(filter(None, mismatches), ""),
             interrupted=self.stopped,
             cpu=(used, reached.cpu_us / 1e6),
             lost=reached.lost,
@@ -302,6 +304,7 @@ class PerfClient:
         marks: list[tuple[float, int]] = []
 
         def sample() -> None:
+            """Record the progress, and stop starting operations when the duration is over."""
             nonlocal timer
             passed = perf_counter() - start
             done = sum(run.done for run in self._runs)
@@ -349,6 +352,7 @@ async def raise_if_stalled(run: Run, work: Coroutine[Any, Any, None]) -> None:
 
 
 async def receive_response(control: aiordma.Connection, kind: type[Kind]) -> Kind:
+    """Receive the server's next response. Raises RefusedError if the server refuses."""
     with await control.recv() as message:
         response = wire.unpack(bytes(message))
     if isinstance(response, wire.Refused):

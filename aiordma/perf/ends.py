@@ -47,6 +47,7 @@ class Load:
 
     @classmethod
     def of(cls, opened: wire.Open, way: str, seed: int, size: int, *, serving: bool) -> Load:
+        """Return one side's load. Both sides compute the same contents from the seed."""
         client, server = contents(seed, size), contents(seed + SERVER, size)
         # A write notifies the peer's program only if it carries immediate data.
         numbered = opened.imm or (way != "flood" and opened.operation == "write")
@@ -75,7 +76,7 @@ class End:
     numbered: bool = False
     """Whether each operation carries its number as immediate data."""
 
-    def count(self, load: Load) -> None:
+    def set_numbered(self, load: Load) -> None:
         self.numbered = load.numbered
 
     def imm(self, number: int) -> int | None:
@@ -107,26 +108,28 @@ class End:
         """Return an awaitable that waits for the peer's next operation to arrive."""
         raise NotImplementedError
 
-    def check(self, arrived: Any, number: int | None, compared: bool) -> str:
+    def check(self, arrived: Any, number: int | None, compare_payload: bool) -> str:
         """Describe the error in a received operation, or return an empty string.
 
         Args:
             arrived: The result of `receive`.
             number: The expected operation number, or None if earlier operations may have been lost.
-            compared: Whether to compare the entire payload.
+            compare_payload: Whether to compare the entire payload.
         """
         raise NotImplementedError
 
     async def ping(self, run: Run) -> None:
+        """Time round trips, one after the other: an operation and the peer's response to it."""
         operate, receive, times = self.operate, self.receive, run.times
         while run.done < run.limit:
             start = perf_counter()
             await operate(run.done)
             arrived = await receive()
             times.append(perf_counter() - start)
-            run.take(self, arrived)
+            run.record_response(self, arrived)
 
     async def alone(self, run: Run) -> None:
+        """Time operations to which the peer does not respond, one after the other."""
         operate, times = self.operate, run.times
         while run.done < run.limit:
             start = perf_counter()
@@ -135,6 +138,7 @@ class End:
             run.done += 1
 
     async def flood(self, run: Run) -> None:
+        """Keep as many operations outstanding as the depth allows, without timing them."""
         waiting: deque[asyncio.Future[Any]] = deque()
         while run.started < run.limit or waiting:
             while len(waiting) < run.depth and run.started < run.limit:
@@ -147,6 +151,7 @@ class End:
                 run.done += 1
 
     async def both(self, run: Run) -> None:
+        """Keep operations outstanding as in `flood`, each until the peer has responded to it."""
         in_flight: deque[asyncio.Future[Any]] = deque()
         try:
             while True:
@@ -155,7 +160,7 @@ class End:
                     run.started += 1
                 if not in_flight:
                     return
-                run.take(self, await self.receive())
+                run.record_response(self, await self.receive())
                 await in_flight.popleft()
         finally:
             for operation in in_flight:
@@ -190,8 +195,8 @@ class Run:
     times: MutableSequence[float] = field(default_factory=lambda: array("d"))
     mismatch: str = ""
 
-    def take(self, end: End, arrived: Any) -> None:
-        """Check and count a response."""
+    def record_response(self, end: End, arrived: Any) -> None:
+        """Check and count a response from the peer."""
         wrong = end.check(arrived, self.done, self.verify_all or not self.done)
         if wrong and not self.mismatch:
             self.mismatch = f"response {self.done}: {wrong}"
@@ -218,7 +223,8 @@ class Tally:
         self._expected_count = -1
         self._reached_or_failed = asyncio.Event()
 
-    def take(self, end: End, arrived: Any) -> None:
+    def record_operation(self, end: End, arrived: Any) -> None:
+        """Check and count an operation of the client."""
         # If messages can be lost, the count does not tell which operation number comes next.
         number = None if end.lossy else self.count
         wrong = end.check(arrived, number, self._verify_all or not self.count)

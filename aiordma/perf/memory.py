@@ -89,7 +89,7 @@ class OneSided(Memory):
     def use(self, token: bytes) -> None:
         self.remote: RemoteRegion = self._conn.open_region(token)
 
-    def adder(self, batch: Batch) -> Callable[[], object]:
+    def operation_adder(self, batch: Batch) -> Callable[[], object]:
         """Return a function that adds one operation to `batch`."""
         raise NotImplementedError
 
@@ -98,6 +98,7 @@ class OneSided(Memory):
         await run_concurrently(work(run) for _ in range(run.depth // run.batch))
 
     async def _singly(self, run: Run) -> None:
+        """Run operations one at a time. `flood` runs several of these tasks concurrently."""
         while run.started < run.limit:
             operation = self.operate(run.started)
             run.started += 1
@@ -105,13 +106,14 @@ class OneSided(Memory):
             run.done += 1
 
     async def _in_batches(self, run: Run) -> None:
+        """Run operations in batches of `run.batch`, each posted with one doorbell."""
         while run.started < run.limit:
             count = min(run.batch, run.limit - run.started)
             run.started += count
             async with self._conn.batch() as batch:
-                add = self.adder(batch)
+                add_operation = self.operation_adder(batch)
                 for _ in range(count):
-                    add()
+                    add_operation()
             run.done += count
 
 
@@ -123,7 +125,7 @@ class Writes(OneSided):
 
     def prepare(self, load: Load) -> bytes:
         self._expected = load.expected
-        self.count(load)
+        self.set_numbered(load)
         self._outbox = self.allocate_memory(load.sent).local
         self._inbox, token = self.share_buffer(bytes(len(load.expected)), Rights.WRITE)
         return token
@@ -131,11 +133,12 @@ class Writes(OneSided):
     def operate(self, number: int) -> Awaitable[None]:
         return self._conn.write(self._outbox, self.remote, imm=self.imm(number))
 
-    def adder(self, batch: Batch) -> Callable[[], object]:
+    def operation_adder(self, batch: Batch) -> Callable[[], object]:
         return partial(batch.write, self._outbox, self.remote)
 
     async def alone(self, run: Run) -> None:
-        if self.numbered:
+        """Time writes to which the peer does not respond, one after the other."""
+        if self.numbered:  # each write needs different immediate data
             await super().alone(run)
             return
         conn, memory, remote, times = self._conn, self._outbox, self.remote, run.times
@@ -148,7 +151,7 @@ class Writes(OneSided):
     def receive(self) -> Awaitable[Message]:
         return self._conn.recv()
 
-    def check(self, arrived: Message, number: int | None, compared: bool) -> str:
+    def check(self, arrived: Message, number: int | None, compare_payload: bool) -> str:
         with arrived:
             return imm_mismatch(arrived.imm, None if number is None else number & U32)
 
@@ -165,7 +168,7 @@ class Reads(OneSided):
     def operate(self, number: int) -> Awaitable[None]:
         return self._conn.read(self.remote, self._place.local)
 
-    def adder(self, batch: Batch) -> Callable[[], object]:
+    def operation_adder(self, batch: Batch) -> Callable[[], object]:
         return partial(batch.read, self.remote, self._place.local)
 
     def verify(self, own_operations: int, peer_operations: int) -> str:
@@ -181,7 +184,7 @@ class Atomics(OneSided):
     def operate(self, number: int) -> Awaitable[int]:
         return self._conn.fetch_and_add(self.remote, 1)
 
-    def adder(self, batch: Batch) -> Callable[[], object]:
+    def operation_adder(self, batch: Batch) -> Callable[[], object]:
         return partial(batch.fetch_and_add, self.remote, 1)
 
 

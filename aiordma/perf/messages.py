@@ -29,7 +29,7 @@ class Sends(End):
 
     def prepare(self, load: Load) -> bytes:
         self._sent, self._expected = load.sent, load.expected
-        self.count(load)
+        self.set_numbered(load)
         return b""
 
     def operate(self, number: int) -> Awaitable[None]:
@@ -44,14 +44,15 @@ class Sends(End):
     def receive(self) -> Awaitable[Message]:
         return self._conn.recv()
 
-    def check(self, arrived: Message, number: int | None, compared: bool) -> str:
+    def check(self, arrived: Message, number: int | None, compare_payload: bool) -> str:
+        # Keep the last message until the part ends, because `verify` compares its contents.
         if self._last is not None:
             self._last.release()
         self._last = arrived
         imm = None if number is None else self.imm(number)
         if arrived.imm != imm:
             return imm_mismatch(arrived.imm, imm)
-        if compared or len(arrived) != len(self._expected):
+        if compare_payload or len(arrived) != len(self._expected):
             return difference(arrived.data, self._expected)
         return ""
 
@@ -83,11 +84,12 @@ class Streams(End):
     def receive(self) -> Awaitable[bytes]:
         return self._reader.readexactly(len(self._expected))
 
-    def check(self, arrived: bytes, number: int | None, compared: bool) -> str:
+    def check(self, arrived: bytes, number: int | None, compare_payload: bool) -> str:
         self._last = arrived
-        return difference(arrived, self._expected) if compared else ""
+        return difference(arrived, self._expected) if compare_payload else ""
 
     async def flood(self, run: Run) -> None:
+        """Write chunks without timing them. The stream's buffers limit the data in flight."""
         writer, data = self._writer, self._sent
         while run.done < run.limit:
             writer.write(data)

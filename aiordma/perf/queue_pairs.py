@@ -45,17 +45,18 @@ class QueuePair(End):
         self._device = device
         self._opened = opened
         self._stack = ExitStack()
-        self._to: verbs.Destination | None = None
+        self._destination: verbs.Destination | None = None
         self.lossy: bool = opened.qp != "rc"
 
     def prepare(self, load: Load) -> bytes:
+        """Create a queue pair and registered memory, and return the token for the peer."""
         self._expected = load.expected
-        self.count(load)
+        self.set_numbered(load)
         opened, size = self._opened, len(load.sent)
         # A write with immediate data consumes a receive but does not use its memory.
         message_size = 1 if opened.operation == "write" else size
-        self._header = verbs.GRH_SIZE if opened.qp == "ud" else 0
-        receive_size = self._header + max(message_size, 1)
+        self._header_size = verbs.GRH_SIZE if opened.qp == "ud" else 0
+        receive_size = self._header_size + max(message_size, 1)
         count = max(MIN_RECEIVES, min(RECEIVES, 2 * opened.depth, RECEIVE_MEMORY // receive_size))
         context = self._stack.enter_context(verbs.open_device(self._device))
         pd = context.alloc_pd()
@@ -93,7 +94,7 @@ class QueuePair(End):
         qp = self.queue.qp
         if qp.qp_type is verbs.QPType.UD:
             qp.start(self._endpoint)
-            self._to = qp.destination(self._endpoint, remote)
+            self._destination = qp.destination(self._endpoint, remote)
         else:
             access = RIGHTS[self._opened.operation] & ~verbs.AccessFlags.LOCAL_WRITE
             qp.connect(self._endpoint, remote, access=access)
@@ -109,7 +110,11 @@ class QueuePair(End):
                 match self._opened.operation:
                     case "send":
                         batch.send(
-                            [self._piece], to=self._to, imm=imm, signaled=signaled, inline=inline
+                            [self._piece],
+                            to=self._destination,
+                            imm=imm,
+                            signaled=signaled,
+                            inline=inline,
                         )
                     case "write":
                         batch.write(
@@ -141,14 +146,15 @@ class QueuePair(End):
             arrived = await self.receive()
             await sent
             run.times.append(perf_counter() - start)
-            run.take(self, arrived)
+            run.record_response(self, arrived)
 
-    def check(self, arrived: Arrived, number: int | None, compared: bool) -> str:
+    def check(self, arrived: Arrived, number: int | None, compare_payload: bool) -> str:
         completion, view = arrived
         if number is not None and (wrong := imm_mismatch(completion.imm_data, self.imm(number))):
             return wrong
-        payload, expected = view[self._header :], self._expected
-        if self._opened.operation == "send" and (compared or len(payload) != len(expected)):
+        # The view of a datagram begins with the global routing header.
+        payload, expected = view[self._header_size :], self._expected
+        if self._opened.operation == "send" and (compare_payload or len(payload) != len(expected)):
             return difference(payload, expected)
         return ""
 

@@ -43,6 +43,7 @@ COPIED_SETTINGS = (
 
 
 def record(settings: Settings, where: Where, results: list[Result]) -> dict[str, Any]:
+    """Return the results with the settings and the machines, as printed with --json."""
     place = asdict(where)
     polling = {name: place.pop(name) for name in ("polling_us", "server_polling_us")}
     latency = settings.metric == "lat"
@@ -68,6 +69,7 @@ def record(settings: Settings, where: Where, results: list[Result]) -> dict[str,
 
 
 def row(result: Result) -> dict[str, Any]:
+    """Return the results for one message size in the form of the record."""
     throughput = result.throughput
     return {
         "size": result.size,
@@ -89,6 +91,7 @@ def row(result: Result) -> dict[str, Any]:
 
 
 def spread(slices: list[Throughput] | None) -> dict[str, float] | None:
+    """Summarize how the bandwidth varied over time."""
     if not slices:
         return None
     found = [one.mb_per_s for one in slices]

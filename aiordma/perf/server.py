@@ -83,6 +83,7 @@ class Session:
         self.ended: asyncio.Event = asyncio.Event()
 
     def attach(self, index: int, end: End) -> None:
+        """Add a measured connection. The session is complete once all of them have been added."""
         if index >= len(self.ends) or self.ends[index] is not None:
             raise ProtocolError(
                 f"the client attached connection {index} twice, or never announced it"
@@ -156,6 +157,7 @@ class PerfServer:
         await self.listening.serve_forever()
 
     async def _serve(self, conn: aiordma.Connection) -> None:
+        """Serve a connection. Errors are logged, because they concern only this client."""
         try:
             await self._serve_one(conn)
         except ConnectionError:
@@ -164,6 +166,10 @@ class PerfServer:
             logger.warning("%r: %s", conn, error or "the client sent nothing in time")
 
     async def _serve_one(self, conn: aiordma.Connection) -> None:
+        """Serve a client's control connection, or one of the connections that it measures.
+
+        The first message tells which: `Open` or `Attach`.
+        """
         async with asyncio.timeout(ATTACH_TIMEOUT):
             try:
                 first = await receive(conn)
@@ -196,6 +202,7 @@ class PerfServer:
         return first.index
 
     async def _measure(self, control: aiordma.Connection, opened: wire.Open) -> None:
+        """Run a client's measurement when it is its turn, or send the reason for a refusal."""
         try:
             if opened.connections > self._limits.connections:
                 raise Refusal(
@@ -209,6 +216,7 @@ class PerfServer:
 
     @asynccontextmanager
     async def _wait_for_turn(self) -> AsyncIterator[None]:
+        """Wait until no other client is served. Raises Refusal if too many clients are waiting."""
         if self._waiting > self._limits.waiting:
             raise Refusal(f"{self._limits.waiting} clients are already waiting; try again later")
         self._waiting += 1
@@ -219,6 +227,7 @@ class PerfServer:
             self._waiting -= 1
 
     async def _run_session(self, control: aiordma.Connection, opened: wire.Open) -> None:
+        """Wait until the client has opened all measured connections, and serve the measurement."""
         session = self._session = Session(opened)
         try:
             async with self._streams(session) as port:
@@ -247,6 +256,7 @@ class PerfServer:
             return
 
         async def attach(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """Add a stream to the session, and keep it open until the session ends."""
             try:
                 async with asyncio.timeout(ATTACH_TIMEOUT):
                     first = await receive_from(reader)
@@ -274,6 +284,7 @@ class PerfServer:
                 session.ended.set()
 
     async def _serve_parts(self, control: aiordma.Connection, session: Session) -> None:
+        """Serve the parts of a measurement, one message size each, until the client disconnects."""
         while True:
             async with asyncio.timeout(self._limits.silence):
                 begin = await receive(control)
@@ -284,6 +295,7 @@ class PerfServer:
             await self._serve_part(control, session, begin)
 
     def _check_part(self, session: Session, begin: wire.Begin) -> None:
+        """Raise an exception if a part exceeds the limits or is invalid for the operation."""
         limits, count = self._limits, len(session.ends)
         if begin.size > limits.size:
             raise Refusal(
@@ -309,6 +321,7 @@ class PerfServer:
     async def _serve_part(
         self, control: aiordma.Connection, session: Session, begin: wire.Begin
     ) -> None:
+        """Run one part of a measurement, and report the first mismatch to the client."""
         self._check_part(session, begin)
         ends = [end for end in session.ends if end is not None]
         with ExitStack() as stack:
@@ -320,6 +333,7 @@ class PerfServer:
     async def _run_part(
         self, control: aiordma.Connection, opened: wire.Open, ends: list[End], begin: wire.Begin
     ) -> str:
+        """Run the server's side of a part. Returns the first error found, or an empty string."""
         load = Load.of(opened, begin.way, begin.seed, begin.size, serving=True)
         tokens = [end.prepare(load) for end in ends]
         for end, token in zip(ends, begin.tokens, strict=True):
@@ -328,7 +342,7 @@ class PerfServer:
         receives_operations = load.numbered or opened.operation in ("send", "stream")
         tallies = [Tally(begin.verify_all) for _ in ends]
         tasks = [
-            asyncio.create_task(work(end, tally, begin.way))
+            asyncio.create_task(receive_operations(end, tally, begin.way))
             for end, tally in zip(ends, tallies, strict=True)
             if receives_operations
         ]
@@ -351,18 +365,24 @@ class PerfServer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        wrong = (
+        # In a flood, this side has performed no operations. Otherwise, it has responded to each of
+        # the client's operations with one of its own.
+        mismatches = (
             tally.mismatch or end.verify(0 if begin.way == "flood" else count, count)
             for end, tally, count in zip(ends, tallies, counts, strict=True)
         )
-        return next(filter(None, wrong), "")
+        return next(filter(None, mismatches), "")
 
 
-async def work(end: End, tally: Tally, way: str) -> None:
+async def receive_operations(end: End, tally: Tally, way: str) -> None:
+    """Record the client's operations on one connection, and respond to them as `way` says.
+
+    This runs until it is cancelled. An error ends the tally instead.
+    """
     replies: deque[asyncio.Future[Any]] = deque()
     try:
         while True:
-            tally.take(end, await end.receive())
+            tally.record_operation(end, await end.receive())
             number = tally.count - 1
             if way == "ping":
                 await end.reply(number)
@@ -389,6 +409,7 @@ async def while_connected(control: aiordma.Connection, work: Coroutine[Any, Any,
 
 
 async def receive(conn: aiordma.Connection) -> wire.Wire:
+    """Receive a control message, which must not be too long."""
     with await conn.recv() as message:
         if len(message) > MAX_CONTROL:
             raise ProtocolError(

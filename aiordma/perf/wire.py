@@ -200,6 +200,7 @@ def pack(message: Wire) -> bytes:
 
 
 def unpack(data: bytes) -> Wire:
+    """Decode and validate a control message from the peer."""
     try:
         value = msgpack.unpackb(data, max_ext_len=0, object_pairs_hook=unique)
     except (ValueError, msgpack.UnpackException) as error:

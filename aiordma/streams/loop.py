@@ -103,12 +103,13 @@ class OverRDMA:
         ssl, sock = options.get("ssl"), options.get("sock")
         server_hostname = options.get("server_hostname")
         limits = TLSLimits.of(options)
-        unclaimed = None if sock is None else _unclaimed_connections.pop(sock, None)
-        if sock is not None and unclaimed is not None and host is None and port is None:
+        # `sock_connect` may already have opened an RDMA connection on behalf of the socket.
+        aborter = None if sock is None else _unclaimed_connections.pop(sock, None)
+        if sock is not None and aborter is not None and host is None and port is None:
             client.check_factory(protocol_factory)
-            detached = unclaimed.detach()
+            detached = aborter.detach()
             assert detached is not None
-            _, connection = detached[2]
+            _, connection = detached[2]  # the arguments of `abort`
             sock.close()
             try:
                 tls = client.ClientTLS(ssl, server_hostname, None, limits)
@@ -119,6 +120,7 @@ class OverRDMA:
         number = client.port_number(port)
         by_name = sock is None and (host is not None or port is not None)
         if not by_name or not self.applies(host, number):
+            # asyncio calls `sock_connect`, which must not use RDMA now.
             token = _in_asyncio_connect.set(True)
             try:
                 return await super().create_connection(  # type: ignore[misc]
@@ -165,9 +167,9 @@ class OverRDMA:
             except OSError:
                 raise error from None
         else:
-            unclaimed = finalize(sock, abort, asyncio.get_running_loop(), connection)
-            unclaimed.atexit = False
-            _unclaimed_connections[sock] = unclaimed
+            aborter = finalize(sock, abort, asyncio.get_running_loop(), connection)
+            aborter.atexit = False
+            _unclaimed_connections[sock] = aborter
 
     async def create_server(
         self,

@@ -113,6 +113,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._serving_forever = None
 
     async def _accept(self) -> None:
+        """Accept connections until the listener is closed."""
         # Do not use `async for`. When the event loop shuts down, asyncio would close the generator
         # while it is running.
         with suppress(ConnectionClosedError):
@@ -120,6 +121,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
                 self._start_transport(await self._listener.accept())
 
     def _start_transport(self, connection: Connection) -> None:
+        """Attach a protocol to an accepted connection. If its factory fails, end the connection."""
         try:
             transport = self._attach(connection)
         except EXITS:
@@ -135,6 +137,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._all_disconnected.clear()
 
     def _attach(self, connection: Connection) -> StreamTransport:
+        """Create a connection's protocol and transport, with TLS between them if it is enabled."""
         protocol = self._factory()
         if self._context is None:
             return StreamTransport(connection, protocol, self._on_connection_lost)

@@ -80,7 +80,7 @@ def take_buffered(protocol: object) -> bytes:
     return unread
 
 
-def refuse_drain(protocol: object) -> None:
+def make_drain_fail(protocol: object) -> None:
     """Make `StreamWriter.drain` raise ConnectionResetError after `close`, as it does over TCP.
 
     `drain` fails once `connection_lost` has been called. Over TCP, `connection_lost` is called as
@@ -158,6 +158,7 @@ class _Outbox:
                 future.add_done_callback(partial(self._sent, len(piece), on_sent))
 
     def _sent(self, size: int, on_sent: Callable[[], object], future: asyncio.Future[None]) -> None:
+        """Update the amount in flight after a message has been sent or has failed."""
         self.sends -= 1
         self._sent_bytes -= size
         error = None if future.cancelled() else future.exception()
@@ -204,11 +205,12 @@ class _Inbox:
         self.delivered_bytes = 0  # bytes of `message` already delivered
         self.before_tls = b""  # TLS data received before start_tls
         self.is_buffered = False
-        self._figures = connection._messages.figures
+        self._queue_lengths = connection._messages.figures
 
     @property
     def has_unread(self) -> bool:
-        return self.message is not None or bool(self._figures().get("arrived"))
+        """Whether received data has not been delivered yet."""
+        return self.message is not None or bool(self._queue_lengths().get("arrived"))
 
     def drop(self) -> None:
         if self.message is not None:
@@ -324,6 +326,7 @@ class StreamTransport(_FlowControlMixin):
     # ---- reading -------------------------------------------------------------------------
 
     def _start_reading(self) -> None:
+        """Start the reading task, after delivering the data that arrived before `start_tls`."""
         inbox = self._inbox
         while inbox.before_tls and self.is_reading():
             inbox.before_tls = inbox.before_tls[self._deliver(memoryview(inbox.before_tls)) :]
@@ -331,6 +334,7 @@ class StreamTransport(_FlowControlMixin):
             self._reader = background(self._loop, self._read())
 
     async def _read(self) -> None:
+        """Deliver received messages to the protocol until reading is paused or the stream ends."""
         inbox = self._inbox
         try:
             while True:
@@ -384,6 +388,7 @@ class StreamTransport(_FlowControlMixin):
             return None
 
     def _take_eof(self) -> None:
+        """Report the end of the received data. Close the transport unless the protocol objects."""
         if self._eof_received or self._closing:
             return
         self._eof_received = True
@@ -489,6 +494,7 @@ class StreamTransport(_FlowControlMixin):
         # when the outbox reaches the high-water mark.
 
     def _sent(self) -> None:
+        """Send more data after a message has been sent, or finish closing if none is left."""
         if self._lost:
             return
         self._flush()
@@ -533,15 +539,18 @@ class StreamTransport(_FlowControlMixin):
 
     def _stop_reading(self) -> None:
         reader = self._reader
+        # If the reading task itself is closing the transport, it still uses the current message. It
+        # then drops the message and ends on its own.
         if reader is None or reader is not asyncio.current_task(self._loop):
             self._inbox.drop()
             if reader is not None:
                 reader.cancel()
 
     def _finish_if_flushed(self) -> None:
+        """While closing, close the connection once all written data has been sent."""
         if self._outbox.has_unsent:
             return
-        self._loop.call_soon(refuse_drain, self._protocol)
+        self._loop.call_soon(make_drain_fail, self._protocol)
         if not self._outbox.sends and self._close_task is None:
             self._close_task = background(self._loop, self._connection.close())
             self._close_task.add_done_callback(lambda _: self._force_close(None))
@@ -558,12 +567,14 @@ class StreamTransport(_FlowControlMixin):
             self._force_close(None)
 
     def _report_and_close(self, error: BaseException, message: str) -> None:
+        """Pass an error to the loop's exception handler, and close the transport with it."""
         self._loop.call_exception_handler(
             {"message": message, "exception": error, "transport": self, "protocol": self._protocol}
         )
         self._force_close(error)
 
     def _force_close(self, error: BaseException | None) -> None:
+        """Close the transport now, and pass `error` to the protocol's `connection_lost`."""
         if self._lost:
             return
         if self._awaits_tls and error is not None and not self._connection._is_ending:
@@ -595,6 +606,7 @@ class StreamTransport(_FlowControlMixin):
         return self._inbox.has_unread or self._eof_received or self._connection._is_ending
 
     async def _end_with_loop(self) -> None:
+        """Close the transport before its loop is closed, waiting a limited time for the peer."""
         self.close()
         closed = background(self._loop, self._connection.wait_closed())
         await asyncio.wait((closed,), timeout=self._connection._endpoint.config.close_timeout)

@@ -58,6 +58,8 @@ static unsigned progress(const struct aiordma_device_calls *device)
 	return device->progress ? device->progress() : 0;
 }
 
+/* Announce to the device that another poll follows soon if `holds` is 1, or withdraw the
+ * announcement if it is 0. */
 static void hold_polling(struct aiordma_drain *drain, int holds)
 {
 	const struct aiordma_device_calls *device = drain->calls->device;
@@ -102,6 +104,7 @@ static int spin(struct aiordma_drain *drain)
 	drain->busy = !rc && !drain->ready_count && now < spin_end;
 	int found_work = drain->ready_count || drain->busy;
 
+	/* The caller polls again soon if work was found (1) or in any case (2). */
 	hold_polling(drain, found_work ? drain->polls_again > 0 : drain->polls_again > 1);
 	if (device->busy_poll)
 		device->busy_poll(0);
@@ -131,10 +134,11 @@ int aiordma_drain(struct aiordma_drain *drain, struct aiordma_completion *out, i
 			return total ? total : n;
 		total += n;
 		drain->completions += (uint64_t)n;
-		if (total < capacity)
+		if (total < capacity) /* the CQ is empty */
 			drain->ready_count--;
 	}
 	*more = drain->ready_count > 0;
+	/* Work was found, so the caller polls again soon. spin() may have announced this already. */
 	if ((total || drain->busy) && drain->polls_again && !drain->holds)
 		hold_polling(drain, 1);
 	return total;

@@ -9,36 +9,38 @@
 
 #include "boundary.h"
 
-static struct verbs_context *extended(struct ibv_context *context, size_t member)
+/* Returns the struct verbs_context that contains `context`, or NULL if there is none or if the
+ * installed library's struct is too short for the member at `member_offset`. */
+static struct verbs_context *extended_context(struct ibv_context *context, size_t member_offset)
 {
 	if (context->abi_compat != AIORDMA_ABI_EXTENDED)
 		return NULL;
 	struct verbs_context *found =
 		(struct verbs_context *)((char *)context - offsetof(struct verbs_context, context));
 
-	return found->sz >= sizeof(*found) - member ? found : NULL;
+	return found->sz >= sizeof(*found) - member_offset ? found : NULL;
 }
 
 /* Returns the struct verbs_context of `context`, or NULL if it does not provide `call`. */
 #define OFFERS(context, call)                                                                      \
 	({                                                                                         \
 		struct verbs_context *_x =                                                         \
-			extended((context), offsetof(struct verbs_context, call));                 \
+			extended_context((context), offsetof(struct verbs_context, call));         \
 		_x && _x->call ? _x : NULL;                                                        \
 	})
 
 /* Define a function that passes the variable arguments to `call` of the extended context. The
  * function returns EOPNOTSUPP if the context does not provide `call`. */
-#define CODE(name, parameters, context, call, ...)                                                 \
+#define ERRNO_CALL(name, parameters, context, call, ...)                                           \
 	int name parameters                                                                        \
 	{                                                                                          \
 		struct verbs_context *offers = OFFERS((context), call);                            \
 		return offers ? offers->call(__VA_ARGS__) : EOPNOTSUPP;                            \
 	}
 
-/* Define a function like CODE, but for a call that returns a pointer. If the context does not
+/* Define a function like ERRNO_CALL, but for a call that returns a pointer. If the context does not
  * provide `call`, the function returns NULL and sets errno to EOPNOTSUPP. */
-#define POINTER(type, name, parameters, context, call, ...)                                        \
+#define POINTER_CALL(type, name, parameters, context, call, ...)                                   \
 	struct type *name parameters                                                               \
 	{                                                                                          \
 		struct verbs_context *offers = OFFERS((context), call);                            \
@@ -50,56 +52,61 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 
 /* clang-format would mistake the parameters for multiplications. */
 /* clang-format off */
-CODE(aiordma_ibv_query_device_ex, (struct ibv_context *context, struct ibv_device_attr_ex *attr),
+ERRNO_CALL(aiordma_ibv_query_device_ex,
+	(struct ibv_context *context, struct ibv_device_attr_ex *attr),
 	context, query_device_ex, context, NULL, attr, sizeof(*attr))
-CODE(aiordma_query_port,
+ERRNO_CALL(aiordma_query_port,
 	(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *attr),
 	context, query_port, context, port_num, attr, sizeof(*attr))
-CODE(aiordma_ibv_query_rt_values_ex, (struct ibv_context *context, struct ibv_values_ex *values),
+ERRNO_CALL(aiordma_ibv_query_rt_values_ex,
+	(struct ibv_context *context, struct ibv_values_ex *values),
 	context, query_rt_values, context, values)
-POINTER(ibv_cq_ex, aiordma_ibv_create_cq_ex,
+POINTER_CALL(ibv_cq_ex, aiordma_ibv_create_cq_ex,
 	(struct ibv_context *context, struct ibv_cq_init_attr_ex *init_attr),
 	context, create_cq_ex, context, init_attr)
-CODE(aiordma_ibv_modify_cq, (struct ibv_cq *cq, struct ibv_modify_cq_attr *attr),
+ERRNO_CALL(aiordma_ibv_modify_cq, (struct ibv_cq *cq, struct ibv_modify_cq_attr *attr),
 	cq->context, modify_cq, cq, attr)
-CODE(aiordma_ibv_advise_mr,
+ERRNO_CALL(aiordma_ibv_advise_mr,
 	(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
 	 struct ibv_sge *sg_list, uint32_t num_sge),
 	pd->context, advise_mr, pd, advice, flags, sg_list, num_sge)
-POINTER(ibv_mr, aiordma_ibv_alloc_null_mr, (struct ibv_pd *pd),
+POINTER_CALL(ibv_mr, aiordma_ibv_alloc_null_mr, (struct ibv_pd *pd),
 	pd->context, alloc_null_mr, pd)
-POINTER(ibv_dm, aiordma_ibv_alloc_dm, (struct ibv_context *context, struct ibv_alloc_dm_attr *attr),
+POINTER_CALL(ibv_dm, aiordma_ibv_alloc_dm,
+	(struct ibv_context *context, struct ibv_alloc_dm_attr *attr),
 	context, alloc_dm, context, attr)
-CODE(aiordma_ibv_free_dm, (struct ibv_dm *dm),
+ERRNO_CALL(aiordma_ibv_free_dm, (struct ibv_dm *dm),
 	dm->context, free_dm, dm)
-POINTER(ibv_mr, aiordma_ibv_reg_dm_mr,
+POINTER_CALL(ibv_mr, aiordma_ibv_reg_dm_mr,
 	(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t dm_offset, size_t length,
 	 unsigned int access),
 	pd->context, reg_dm_mr, pd, dm, dm_offset, length, access)
-POINTER(ibv_td, aiordma_ibv_alloc_td,
+POINTER_CALL(ibv_td, aiordma_ibv_alloc_td,
 	(struct ibv_context *context, struct ibv_td_init_attr *init_attr),
 	context, alloc_td, context, init_attr)
-CODE(aiordma_ibv_dealloc_td, (struct ibv_td *td),
+ERRNO_CALL(aiordma_ibv_dealloc_td, (struct ibv_td *td),
 	td->context, dealloc_td, td)
-POINTER(ibv_pd, aiordma_ibv_alloc_parent_domain,
+POINTER_CALL(ibv_pd, aiordma_ibv_alloc_parent_domain,
 	(struct ibv_context *context, struct ibv_parent_domain_init_attr *attr),
 	context, alloc_parent_domain, context, attr)
-POINTER(ibv_xrcd, aiordma_ibv_open_xrcd,
+POINTER_CALL(ibv_xrcd, aiordma_ibv_open_xrcd,
 	(struct ibv_context *context, struct ibv_xrcd_init_attr *attr),
 	context, open_xrcd, context, attr)
-CODE(aiordma_ibv_close_xrcd, (struct ibv_xrcd *xrcd),
+ERRNO_CALL(aiordma_ibv_close_xrcd, (struct ibv_xrcd *xrcd),
 	xrcd->context, close_xrcd, xrcd)
-POINTER(ibv_srq, aiordma_ibv_create_srq_ex,
+POINTER_CALL(ibv_srq, aiordma_ibv_create_srq_ex,
 	(struct ibv_context *context, struct ibv_srq_init_attr_ex *init_attr),
 	context, create_srq_ex, context, init_attr)
-CODE(aiordma_ibv_get_srq_num, (struct ibv_srq *srq, uint32_t *srq_num),
+ERRNO_CALL(aiordma_ibv_get_srq_num, (struct ibv_srq *srq, uint32_t *srq_num),
 	srq->context, get_srq_num, srq, srq_num)
-POINTER(ibv_qp, aiordma_ibv_create_qp_ex,
+POINTER_CALL(ibv_qp, aiordma_ibv_create_qp_ex,
 	(struct ibv_context *context, struct ibv_qp_init_attr_ex *init_attr),
 	context, create_qp_ex, context, init_attr)
-POINTER(ibv_qp, aiordma_ibv_open_qp, (struct ibv_context *context, struct ibv_qp_open_attr *attr),
+POINTER_CALL(ibv_qp, aiordma_ibv_open_qp,
+	(struct ibv_context *context, struct ibv_qp_open_attr *attr),
 	context, open_qp, context, attr)
-CODE(aiordma_ibv_modify_qp_rate_limit, (struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *attr),
+ERRNO_CALL(aiordma_ibv_modify_qp_rate_limit,
+	(struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *attr),
 	qp->context, modify_qp_rate_limit, qp, attr)
 /* clang-format on */
 

@@ -11,6 +11,8 @@ int aiordma_set_nonblocking(const struct aiordma_calls *calls, int fd)
 
 	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
 		return errno;
+	/* Let an event channel's descriptor also become readable when the embedded device has work
+	 * to do. The program then does this work when it asks for an event. */
 	if (calls->device->wake_early)
 		calls->device->wake_early(fd);
 	return 0;

@@ -36,6 +36,7 @@ static int invalidates(uint32_t opcode)
 
 /* ---- the classic way ----------------------------------------------------------------------- */
 
+/* Set the members that say where the request goes, which depend on the transport. */
 static void fill_address(struct ibv_send_wr *wr, enum ibv_qp_type type,
 			 const struct aiordma_send *send)
 {
@@ -85,6 +86,7 @@ static void fill_send(struct ibv_send_wr *wr, enum ibv_qp_type type,
 	}
 }
 
+/* Post requests with ibv_post_send, which takes linked lists. */
 static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint32_t count,
 		       const struct ibv_sge *sges, uint32_t *posted)
 {
@@ -174,6 +176,8 @@ struct peer {
 	uint64_t key;
 };
 
+/* Address the current request. On a vendor-specific queue pair, `peer` is the address. Otherwise,
+ * `peer` is NULL, and only datagrams and XRC sends have an address, which is part of `send`. */
 static int set_peer(struct ibv_qp_ex *qp, const struct aiordma_send *send, const struct peer *peer)
 {
 	if (peer && peer->dc)
@@ -187,8 +191,10 @@ static int set_peer(struct ibv_qp_ex *qp, const struct aiordma_send *send, const
 	return 0;
 }
 
-static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const struct ibv_sge *sges,
-		 const struct peer *peer)
+/* Add one request to the queue pair's current batch, by calling the ibv_wr_* builder of its opcode.
+ * `peer` is NULL unless the queue pair is vendor-specific. Returns 0 or an errno value. */
+static int build_send(struct ibv_qp_ex *qp, const struct aiordma_send *send,
+		      const struct ibv_sge *sges, const struct peer *peer)
 {
 	struct ibv_mw_bind_info info;
 	int rc;
@@ -253,13 +259,14 @@ static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const st
 	return rc ? rc : set_data(qp, send, sges);
 }
 
-/* Post all requests or none: wr_complete either accepts everything since wr_start or drops it. */
+/* Post requests with the ibv_wr_* builders. All are posted or none, because wr_complete either
+ * accepts everything since wr_start or drops it. */
 static int post_built(struct ibv_qp_ex *qp, const struct aiordma_send *sends, uint32_t count,
 		      const struct ibv_sge *sges, const struct peer *peer, uint32_t *posted)
 {
 	qp->wr_start(qp);
 	for (uint32_t i = 0; i < count; i++) {
-		int rc = build(qp, &sends[i], sges, peer);
+		int rc = build_send(qp, &sends[i], sges, peer);
 		if (rc) {
 			qp->wr_abort(qp);
 			return rc;

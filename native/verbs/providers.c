@@ -6,13 +6,14 @@
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct aiordma_provider_calls found;
 
-static void find_call(const char *soname, const char *name, void **place)
+/* Set `*call` to a function of a provider library, or to NULL if it is not installed. */
+static void find_call(const char *soname, const char *name, void **call)
 {
 	/* The library is never closed, because libibverbs does not close its providers either. If
-	 * the library is not installed, the next call tries to load it again. */
+	 * the library is not installed, the next search tries to load it again. */
 	void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
 
-	*place = library ? dlsym(library, name) : NULL;
+	*call = library ? dlsym(library, name) : NULL;
 }
 
 const struct aiordma_provider_calls *aiordma_installed_providers(void)

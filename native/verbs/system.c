@@ -49,8 +49,11 @@ static int find_symbol(void *handle, const struct library *library, const char *
 	return ENOSYS;
 }
 
+/* Of the calls that are not verbs, the system's libraries only offer those of providers. */
 static const struct aiordma_device_calls device = {.provider_calls = aiordma_installed_providers};
 
+/* Fill the table with the functions of both libraries. Returns 0, or an errno value with a message
+ * in `error`. */
 static int load(struct aiordma_calls *table, char *error, size_t error_size)
 {
 	/* Never close the handles. The providers that libibverbs loads have threads and fork

@@ -293,7 +293,9 @@ async def test_random_waiters_and_cancellations_leak_no_memory(
     assert pool.statistics().leases == len(held)
     pool_waiters = pool._waiters
     share = pool_waiters._overtaking_bytes + next(iter(pool_waiters._internal.values()), (0,))[0]
-    beyond = pool_waiters._user and pool_waiters._overtaking and share > LIMIT // INTERNAL_SHARE
+    beyond = (
+        pool_waiters._user and pool_waiters._overtaking_blocks and share > LIMIT // INTERNAL_SHARE
+    )
     for needs in (pool_waiters._internal, pool_waiters._user)[bool(beyond) :]:
         if needs:
             with pytest.raises(QuotaError):

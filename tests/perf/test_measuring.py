@@ -197,13 +197,14 @@ async def test_lost_datagrams_are_counted_by_the_server(
     original = QueuePair.post
 
     def every_other(self: QueuePair, numbers: range) -> object:
-        to = self._to
+        to = self._destination
         if numbers[0] % 2 and to is not None:
-            self._to = to._replace(remote_qkey=to.remote_qkey ^ 1)  # rejected by the queue pair
+            # The peer's queue pair rejects a datagram with a wrong Q_Key.
+            self._destination = to._replace(remote_qkey=to.remote_qkey ^ 1)
         try:
             return original(self, numbers)
         finally:
-            self._to = to
+            self._destination = to
 
     monkeypatch.setattr(QueuePair, "post", every_other)
     (result,) = await measured(device_name, host, replace(settings("send", "bw"), qp="ud"))

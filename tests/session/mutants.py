@@ -53,14 +53,14 @@ MUTANTS = {
     ),
     "a region ends with the last rail that had a key": (
         "_transport/shares.py",
-        "            self._last_key = key\n",
-        "            self._last_key = key\n            if self.peer_knows_region:\n"
+        "            self._lost_key = key\n",
+        "            self._lost_key = key\n            if self.peer_knows_region:\n"
         "                self._end(notify=True)\n",
     ),
     "the peer is not told of the key that takes the place of the last one": (
         "_transport/shares.py",
         "        elif self.peer_knows_region:\n",
-        "        elif self.peer_knows_region and self._last_key is None:\n",
+        "        elif self.peer_knows_region and self._lost_key is None:\n",
     ),
     "a lease counts from its grant": (
         "_transport/sharing.py",
@@ -147,7 +147,7 @@ MUTANTS = {
     ),
     "a rail joins before the lead has done what was before": (
         "_datapath/one_sided.pyx",
-        "lead.table.is_in_flight(self.predecessor) or ",
+        "lead_rail.table.is_in_flight(self.predecessor)\n            or ",
         "",
     ),
 }

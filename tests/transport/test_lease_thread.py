@@ -138,7 +138,7 @@ def test_cancelled_new_deadline_is_not_added_to_the_heap() -> None:
     deadline = lease_thread.Deadline(now() + LONG, pytest.fail)
     thread.add(deadline)
     deadline.cancel()
-    thread._drop_cancelled()
+    thread._remove_cancelled()
     thread._add_new()
     assert not thread._heap
 

@@ -270,7 +270,7 @@ def test_expired_region_ids_are_remembered_up_to_a_limit() -> None:
     for each in range(first + 1000, first + 1000 + 2 * MAX_ENDED, 2):
         regions.end(each)
     regions.end(1 << NUMBER_BITS)  # not an id of the peer
-    assert len(regions._ended) == MAX_ENDED
+    assert len(regions._ended_runs) == MAX_ENDED
     assert over(each)
 
 

@@ -18,7 +18,7 @@ from aiordma.verbs import (
     WROpcode,
 )
 from aiordma.verbs._qp.transport_rules import (
-    NEEDS_CHECK,
+    FULL_CHECK_BITS,
     OPERATIONS,
     allowed_flags,
     send_ops_of,
@@ -76,7 +76,7 @@ def test_simple_opcodes_skip_the_slow_check() -> None:
     fast = {
         opcode
         for opcode in WROpcode
-        if not (SIGNALED | SendFlags.FENCE | 1 << 31) & NEEDS_CHECK[QPType.RC][opcode]
+        if not (SIGNALED | SendFlags.FENCE | 1 << 31) & FULL_CHECK_BITS[QPType.RC][opcode]
     }
     assert fast == {
         WROpcode.SEND,

@@ -65,6 +65,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
     def __init__(self, context: verbs.Context, pointer: h.ibv_comp_channel) -> None:
         self.context = context
         self.fd: int = pointer.fd
+        # The C state for taking events and polling all of the channel's queues in a single call.
         self.drain_state: h.aiordma_drain = ffi.new("struct aiordma_drain *")
         self.drain_state.calls = self._calls = context.library.table
         self.drain_state.channel = pointer
@@ -215,7 +216,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
             raise failure("ibv_get_cq_event", -result, f"cannot drain {self!r}")
         if self.entries_to_release and not result & _MAY_HAVE_MORE:
             for entries in self.entries_to_release:
-                entries.seen_empty()
+                entries.release_pending()
             self.entries_to_release.clear()
         return _DRAINED[result]
 
@@ -266,14 +267,14 @@ class CompletionQueue(Resource[h.ibv_cq]):
             drain_state = channel.drain_state
 
             def forget_and_destroy(cq: h.ibv_cq) -> None:
-                lib.aiordma_drain_forget(drain_state, cq)
+                lib.aiordma_drain_forget(drain_state, cq)  # the next drain would poll this queue
                 destroy(cq)
 
             super().__init__(
                 Node("CompletionQueue", pointer, forget_and_destroy, [context.node, channel.node])
             )
             channel.queues[self.raw_handle] = self
-        context._elements[self.raw_handle] = self
+        context._objects_by_address[self.raw_handle] = self
 
     # --- taking completions ----------------------------------------------------------------
 
@@ -286,6 +287,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         return self._poll(integer("max", max), 0)
 
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
+        """Return up to ``max`` completions. Wait for the first one for up to ``spin_us``."""
         if self._array is None or self._array.capacity < max:
             self._array = CompletionArray(max)
         array = self._array
@@ -295,7 +297,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self._polls += 1
         self._completions += count
         if count < max:
-            self.entries.seen_empty()
+            self.entries.release_pending()
         return [
             WorkCompletion.from_record(record, self._settle(record), more, self.fields)
             for record, more in array.records(count)

@@ -59,6 +59,7 @@ class CompletionCursor:
             yield self
 
     def _step(self) -> bool:
+        """Advance to the next completion. Return False if the queue is empty."""
         if self._extended_cq is None:
             found = self._cq.poll(1)
             self._wc = found[0] if found else None
@@ -70,6 +71,7 @@ class CompletionCursor:
         return True
 
     def _start_poll(self, cq: h.ibv_cq_ex) -> bool:
+        """Advance an extended queue to its next completion. Return False if the queue is empty."""
         # Start again for each completion instead of calling next_poll, which can lose completions
         # (see native/verbs/completion.c).
         self._end_poll()
@@ -79,7 +81,7 @@ class CompletionCursor:
             return True
         if code != errno.ENOENT:
             raise failure("ibv_start_poll", abs(code), f"cannot poll {self._cq!r}")
-        self._cq.entries.seen_empty()
+        self._cq.entries.release_pending()
         return False
 
     def _record(self) -> tuple[int, int, int, int, int, int, int, int, int]:
@@ -105,7 +107,7 @@ class CompletionCursor:
             if value is not None:
                 return int(value)
             if self.failure is not None or self.status:
-                return 0
+                return 0  # the device does not report this field for a failed request
             hint = ""
         field, device = f"the completion field {name}{hint}", self._cq.context.name
         raise UnsupportedError(field, device=device, verb="ibv_start_poll")
@@ -128,6 +130,7 @@ class CompletionCursor:
         if not self.wc_flags & WCFlags.WITH_IMM:
             return None
         imm_data = self._read("imm_data")
+        # In a WorkCompletion of a classic queue, the data has already been converted.
         return imm_data if self._extended_cq is None else socket.ntohl(imm_data)
 
     @property

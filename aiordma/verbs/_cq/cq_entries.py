@@ -21,14 +21,14 @@ class Entries:
 
     Args:
         capacity: The total number of entries.
-        channel_pending: The channel's list of objects that are waiting to release entries. They
-            release the entries when a drain leaves all of the channel's queues empty.
+        channel_release_list: The channel's list of objects that are waiting to release entries.
+            They release the entries when a drain leaves all of the channel's queues empty.
     """
 
-    __slots__ = ("_channel_pending", "capacity", "pending_release", "reserved")
+    __slots__ = ("_channel_release_list", "capacity", "pending_release", "reserved")
 
-    def __init__(self, capacity: int, channel_pending: list[Entries] | None = None) -> None:
-        self._channel_pending = channel_pending
+    def __init__(self, capacity: int, channel_release_list: list[Entries] | None = None) -> None:
+        self._channel_release_list = channel_release_list
         self.capacity: int = capacity
         self.reserved: int = 0
         self.pending_release: int = 0
@@ -47,12 +47,13 @@ class Entries:
 
     def release_when_empty(self, entries: int) -> None:
         """Release reserved entries when the queue is next found empty."""
-        # An earlier call may have added this object already, because only a drain clears the list.
-        if self._channel_pending is not None and self not in self._channel_pending:
-            self._channel_pending.append(self)
+        # An earlier call may have added this object. The list is cleared only when a drain of the
+        # channel has left all of its queues empty.
+        if self._channel_release_list is not None and self not in self._channel_release_list:
+            self._channel_release_list.append(self)
         self.pending_release += entries
 
-    def seen_empty(self) -> None:
+    def release_pending(self) -> None:
         """Release the entries marked for release. Call this when a poll finds the queue empty."""
         if self.pending_release:
             self.reserved -= self.pending_release

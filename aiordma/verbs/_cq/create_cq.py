@@ -16,7 +16,7 @@ STANDARD = WCFields(lib.IBV_WC_STANDARD_FLAGS)
 
 # rdma_rxe supports extended queues, but with rdma-core 44 its iterator loses its position at the
 # end of a queue. The next poll then returns completions that never existed (seen on Linux 6.1).
-_WITHOUT_EXTENDED = frozenset({(0xFFFFFF, 0)})  # vendor_id, vendor_part_id
+_BROKEN_EXTENDED_QUEUES = frozenset({(0xFFFFFF, 0)})  # vendor_id, vendor_part_id
 
 _TIMESTAMPS = (WCFields.WITH_COMPLETION_TIMESTAMP, WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
 _ALL_TIMESTAMPS = _TIMESTAMPS[0] | _TIMESTAMPS[1]
@@ -94,20 +94,21 @@ def _create_extended(
     fields: WCFields,
     flags: CQFlags,
 ) -> h.ibv_cq:
+    """Create an extended completion queue, or raise UnsupportedError."""
     attr = ffi.new("struct ibv_cq_init_attr_ex *")
     attr.cqe = cqe
-    attr.cq_context = lib.aiordma_extended_cq_context()
+    attr.cq_context = lib.aiordma_extended_cq_context()  # marks the queue as extended
     attr.channel = channel.pointer if channel else ffi.NULL
     attr.comp_vector = comp_vector
     attr.wc_flags = fields | WCFields.WITH_QP_NUM  # needed to find posted work
     if flags:
         attr.comp_mask = lib.IBV_CQ_INIT_ATTR_MASK_FLAGS
         attr.flags = flags
-    extras = " with " + repr(fields | 0) if fields & ~STANDARD else ""
+    extras = f" with {fields!r}" if fields & ~STANDARD else ""
     extras += f" and {flags!r}" if flags else ""
     with context._requires_capability(f"extended completion queues{extras}"):
         device = context.query_device()
-        if (device.vendor_id, device.vendor_part_id) in _WITHOUT_EXTENDED:
+        if (device.vendor_id, device.vendor_part_id) in _BROKEN_EXTENDED_QUEUES:
             raise UnsupportedError("extended completion queues", verb="ibv_create_cq_ex")
         return ffi.cast(
             "struct ibv_cq *", context.library.calls.ibv_create_cq_ex(context.pointer, attr)

@@ -75,10 +75,11 @@ def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
 # Maps each library and C pointer to the contexts that wrap the pointer. If threads race, several
 # contexts are created, but all callers get the first open one. A lock is not an option, because a
 # destructor that runs in the thread holding the lock could deadlock.
-_borrowed: dict[tuple[str, int], list[weakref.ref[Context]]] = {}
+_borrowed_contexts: dict[tuple[str, int], list[weakref.ref[Context]]] = {}
 
 
-def _first_borrowed(references: list[weakref.ref[Context]]) -> Context | None:
+def _first_open_context(references: list[weakref.ref[Context]]) -> Context | None:
+    """Return the first context that is still open, and remove the closed ones before it."""
     for ref in tuple(references):
         if (context := ref()) is not None and not context.closed:
             return context
@@ -109,12 +110,13 @@ class Context(Resource[h.ibv_context]):
         self._gid_table: tuple[bytes, tuple[GIDEntry, ...]] = b"", ()
         """The most recent GID table, as C structures and as GIDEntry objects."""
         self._cq_fields: tuple[WCFields | None] | None = None
+        """The result of `supported_fields` in a tuple, or None if it is not known yet."""
         self._failures: Counter[int] = Counter()
         """The number of failed completions, by status. See :meth:`statistics`."""
         self._event_counts: Counter[str] = Counter()
         # Maps the addresses of C structures to their Python objects. Asynchronous events contain
         # these addresses.
-        self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
+        self._objects_by_address: weakref.WeakValueDictionary[int, Resource[Any]] = (
             weakref.WeakValueDictionary()
         )
 
@@ -135,14 +137,15 @@ class Context(Resource[h.ibv_context]):
         objects created on the context but leaves the device open.
         """
         key = (library.name, int(ffi.cast("uintptr_t", pointer)))
-        references = _borrowed.setdefault(key, [])
-        if (context := _first_borrowed(references)) is not None:
+        references = _borrowed_contexts.setdefault(key, [])
+        if (context := _first_open_context(references)) is not None:
             return context
         c_name = library.calls.ibv_get_device_name(pointer.device)
         name = ffi.string(c_name).decode(errors="replace")
         new_context = cls(library, pointer, name, borrowed=True)
         references.append(weakref.ref(new_context))
-        context = _first_borrowed(references)
+        # Another thread may have added a context first, which all threads then share.
+        context = _first_open_context(references)
         assert context is not None
         return context
 
@@ -190,6 +193,7 @@ class Context(Resource[h.ibv_context]):
             self.library.calls.ibv_query_rt_values_ex(self.pointer, values)
         if not values.comp_mask & lib.IBV_VALUES_MASK_RAW_CLOCK:
             raise self._unsupported_error("reading the device clock", "ibv_query_rt_values_ex")
+        # mlx5 and the embedded device store all ticks in tv_nsec, and set tv_sec to 0.
         return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
 
     @contextmanager
@@ -452,7 +456,7 @@ class Context(Resource[h.ibv_context]):
         raw = ffi.new("struct ibv_async_event *")
         events = []
         while calls.ibv_get_async_event(pointer, raw):
-            events.append(event := _read_event(raw, self._elements))
+            events.append(event := _read_event(raw, self._objects_by_address))
             self._event_counts[event.type.name] += 1
             calls.ibv_ack_async_event(raw)
         return events
@@ -473,7 +477,8 @@ class Context(Resource[h.ibv_context]):
         return f"({self.library.name}){' borrowed' if self.borrowed else ''}"
 
 
-def _read_event(raw: h.ibv_async_event, elements: Mapping[int, Any]) -> AsyncEvent:
+def _read_event(raw: h.ibv_async_event, objects_by_address: Mapping[int, Any]) -> AsyncEvent:
+    """Convert a C event. Find the affected object by the address of its C structure."""
     kind = EventType(raw.event_type)
     member = _MEMBERS.get(kind)
     if member is None:
@@ -481,7 +486,7 @@ def _read_event(raw: h.ibv_async_event, elements: Mapping[int, Any]) -> AsyncEve
     value = getattr(raw.element, member)
     if member == "port_num":
         return AsyncEvent(kind, port_num=value)
-    return AsyncEvent(kind, elements.get(int(ffi.cast("uintptr_t", value))))
+    return AsyncEvent(kind, objects_by_address.get(int(ffi.cast("uintptr_t", value))))
 
 
 def _check_port_num(port_num: int) -> int:

@@ -34,7 +34,7 @@ P = TypeVar("P")
 # For each class, a list with one element per open object. Appending to a list and popping from it
 # are atomic. A counter would need a lock, and a finalizer would deadlock if its own thread already
 # held that lock.
-_live: dict[str, list[None]] = {}
+_open_markers: dict[str, list[None]] = {}
 _roots: weakref.WeakSet[Node[Any]] = weakref.WeakSet()
 _abandoned: list[Node[Any]] = []
 _halted = False  # whether `_halt_all` has started
@@ -46,7 +46,7 @@ def live() -> dict[str, int]:
 
     An object dropped without being closed is also counted, because it still exists on the device.
     """
-    return {kind: len(markers) for kind, markers in sorted(_live.items()) if markers}
+    return {kind: len(markers) for kind, markers in sorted(_open_markers.items()) if markers}
 
 
 def remember_places(enabled: bool) -> None:
@@ -93,8 +93,9 @@ class Node(Generic[P]):
             parent.children[self] = None
         if not parents:
             _roots.add(self)
-        if counted:
-            _live.setdefault(kind, []).append(None)
+        if counted:  # counts as open in `live`
+            _open_markers.setdefault(kind, []).append(None)
+        # `_halt_all` has missed this node, so the device may use the memory until the process ends.
         if _halted and pin is not None:
             _leak(pin)
 
@@ -160,12 +161,13 @@ class Node(Generic[P]):
             yield from child.descendants()
 
     def _set_closed(self, reason: str) -> None:
+        """Release what the node holds, now that the C object has been destroyed."""
         self.closed_reason = reason
         self.pin = None
         for parent in self._parents:
             if (node := parent()) is not None:
                 node.children.pop(self, None)
-        if self.counted and (markers := _live.get(self.kind)):
+        if self.counted and (markers := _open_markers.get(self.kind)):
             markers.pop()
         if self.on_destroyed is not None:
             self.on_destroyed()
@@ -173,7 +175,7 @@ class Node(Generic[P]):
 
 def _after_fork_in_child() -> None:
     # A child process must not use objects of its parent process (ibv_fork_init(3)).
-    _live.clear()
+    _open_markers.clear()
     for node in [*_roots, *_abandoned]:
         node.disown()
 
@@ -182,6 +184,7 @@ fork.reset_in_child(_after_fork_in_child)
 
 
 def _leak(value: object) -> None:
+    """Keep an object alive until the process ends, even while the interpreter shuts down."""
     import ctypes  # noqa: PLC0415 - rarely needed
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))

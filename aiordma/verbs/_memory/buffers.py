@@ -92,15 +92,16 @@ def require_data(memory: T) -> T:
     return memory
 
 
-def _refuse_addresses(memory: object, view: memoryview, target: bool = False) -> None:
+def _refuse_addresses(memory: object, view: memoryview, will_receive: bool = False) -> None:
+    """Raise TypeError if the elements of ``memory``, which ``view`` shows, contain addresses."""
     owner = view.obj
-    _refuse_objects(memory, owner, target)
+    _refuse_objects(memory, owner, will_receive)
     root_class = type(owner).__mro__[-2]  # the base class directly below `object`
     if root_class.__module__ == "_ctypes":
         from .ctypes_types import has_addresses  # noqa: PLC0415 - imports ctypes
 
         if has_addresses(type(owner)):
-            raise addresses_error(memory, "pointers or Python objects", target)
+            raise addresses_error(memory, "pointers or Python objects", will_receive)
         return
     item_format = view.format
     if type(memory) is memoryview:  # a cast may have changed the format
@@ -112,19 +113,20 @@ def _refuse_addresses(memory: object, view: memoryview, target: bool = False) ->
     codes = "".join(item_format.split(":")[::2])  # without field names, which are ":name:"
     if item_format != "B" and _ADDRESS_CODES.search(codes):
         description = f"elements of the format {item_format!r}"
-        raise addresses_error(memory, description, target)
+        raise addresses_error(memory, description, will_receive)
 
 
-def _refuse_objects(memory: object, owner: object, target: bool) -> None:
+def _refuse_objects(memory: object, owner: object, will_receive: bool) -> None:
     """Raise TypeError for arrays of Python objects, including numpy's variable-width strings."""
     if getattr(getattr(owner, "dtype", None), "hasobject", False) is True:
-        raise addresses_error(memory, "Python objects", target)
+        raise addresses_error(memory, "Python objects", will_receive)
 
 
-def addresses_error(memory: object, what: str, target: bool) -> TypeError:
+def addresses_error(memory: object, what: str, will_receive: bool) -> TypeError:
+    """Return the exception for memory that contains addresses, such as pointers."""
     advice = (
         "an array of numbers, or receive a serialized copy into a bytearray: json.loads(data)"
-        if target
+        if will_receive
         else "an array of numbers (array.astype(float)), or send a serialized copy: "
         "json.dumps(array.tolist()).encode()"
     )
@@ -154,10 +156,10 @@ def keeper_of(view: memoryview) -> object:
             return None
 
 
-def _tensor_view(memory: object, target: bool) -> memoryview:
+def _tensor_view(memory: object, will_receive: bool) -> memoryview:
     from .dlpack import dlpack_view  # noqa: PLC0415 - imports ctypes
 
-    return dlpack_view(memory, target)
+    return dlpack_view(memory, will_receive)
 
 
 def type_name(memory: object) -> str:
@@ -166,10 +168,11 @@ def type_name(memory: object) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def not_contiguous_error(memory: object, target: bool) -> BufferError:
+def not_contiguous_error(memory: object, will_receive: bool) -> BufferError:
+    """Return the exception for memory whose elements are not contiguous in C order."""
     advice = (
         "use contiguous memory and copy the data from it (array[...] = data)"
-        if target
+        if will_receive
         else "make a contiguous copy (numpy.ascontiguousarray, Tensor.contiguous)"
     )
     return BufferError(

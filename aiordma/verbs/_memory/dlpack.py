@@ -79,34 +79,38 @@ _capsule_pointer = _prototype(
 )
 
 
-def dlpack_view(memory: object, target: bool) -> memoryview:
+def dlpack_view(memory: object, will_receive: bool) -> memoryview:
+    """Return a view of a tensor's bytes, which keeps the tensor's memory alive and in place."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(memory, torch.Tensor):
         if memory.device.type not in ("cpu", "meta"):
-            raise _gpu_memory_error(f"torch device {memory.device}", target)
-        return torch_view(torch, memory, target)
-    _refuse_gpu(memory, target)
+            raise _gpu_memory_error(f"torch device {memory.device}", will_receive)
+        return torch_view(torch, memory, will_receive)
+    _refuse_gpu(memory, will_receive)
     if not hasattr(memory, "__dlpack__"):
-        raise unsupported_memory_error(memory, target)
+        raise unsupported_memory_error(memory, will_receive)
     capsule = _capsule(memory)
     try:
-        return _view(memory, capsule, target)
+        return _capsule_view(memory, capsule, will_receive)
     except BaseException as error:
         del capsule  # the traceback's frames also refer to it and would keep the tensor alive
         raise error.with_traceback(None) from error.__cause__
 
 
-def _view(memory: object, capsule: object, target: bool) -> memoryview:
-    tensor, read_only = _read(memory, capsule)
+def _capsule_view(memory: object, capsule: object, will_receive: bool) -> memoryview:
+    """Return a view of the memory described by a DLPack capsule. The view holds the capsule."""
+    tensor, read_only = _read_capsule(memory, capsule)
     if tensor.device_type not in HOST_DEVICE_TYPES:
-        raise _gpu_memory_error(f"DLPack device {tensor.device_type}:{tensor.device_id}", target)
+        raise _gpu_memory_error(
+            f"DLPack device {tensor.device_type}:{tensor.device_id}", will_receive
+        )
     if tensor.code == OPAQUE:
-        raise addresses_error(memory, "opaque handles", target)
+        raise addresses_error(memory, "opaque handles", will_receive)
     shape, strides = tensor.shape[: tensor.ndim], None
     if tensor.strides:
         strides = tensor.strides[: tensor.ndim]
     if not _in_c_order(shape, strides):
-        raise not_contiguous_error(memory, target)
+        raise not_contiguous_error(memory, will_receive)
     bits = tensor.bits * tensor.lanes
     for length in shape:
         bits *= length
@@ -124,19 +128,21 @@ def _view(memory: object, capsule: object, target: bool) -> memoryview:
     return view.toreadonly() if read_only else view
 
 
-def _refuse_gpu(memory: object, target: bool) -> None:
+def _refuse_gpu(memory: object, will_receive: bool) -> None:
     """Reject GPU tensors without exporting them. An export could copy data or wait for the GPU."""
     if hasattr(memory, "__cuda_array_interface__"):
-        raise _gpu_memory_error("__cuda_array_interface__", target)
+        raise _gpu_memory_error("__cuda_array_interface__", will_receive)
     get_device = getattr(memory, "__dlpack_device__", None)
     if get_device is not None:
         device_type, device_id = get_device()
         if int(device_type) not in HOST_DEVICE_TYPES:
-            raise _gpu_memory_error(f"DLPack device {int(device_type)}:{device_id}", target)
+            raise _gpu_memory_error(f"DLPack device {int(device_type)}:{device_id}", will_receive)
 
 
-def _gpu_memory_error(device: str, target: bool) -> UnsupportedError:
-    advice = "use host memory and copy the data from it" if target else "copy it to host memory"
+def _gpu_memory_error(device: str, will_receive: bool) -> UnsupportedError:
+    advice = (
+        "use host memory and copy the data from it" if will_receive else "copy it to host memory"
+    )
     return UnsupportedError(
         f"GPU memory that is given by its address ({device}); export it as a dma-buf and register "
         f"that (Connection.register_dmabuf, ProtectionDomain.reg_dmabuf_mr), or {advice}",
@@ -145,13 +151,14 @@ def _gpu_memory_error(device: str, target: bool) -> UnsupportedError:
 
 
 def _capsule(memory: Any) -> object:
+    """Ask a tensor for a DLPack capsule of its memory."""
     try:
         return memory.__dlpack__(max_version=VERSION)
     except TypeError:  # older producers do not accept max_version
         return memory.__dlpack__()
 
 
-def _read(memory: object, capsule: object) -> tuple[Tensor, bool]:
+def _read_capsule(memory: object, capsule: object) -> tuple[Tensor, bool]:
     """Return the tensor described by the capsule, and whether the tensor is read-only."""
     if _is_capsule(capsule, b"dltensor_versioned"):
         versioned = VersionedTensor.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))

@@ -153,7 +153,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
             VerbsError: If the device rejects the request; see :meth:`ProtectionDomain.advise_mr`.
         """
         offset, length = check_range(self.length, offset, length, min_length=1)
-        self.pointer  # noqa: B018
+        self.pointer  # noqa: B018 - raises if the region is closed
         pieces = [
             ScatterGatherElement(
                 self.addr + start, min(_ADVICE_PIECE, offset + length - start), self.lkey
@@ -412,6 +412,7 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
 
 
 def is_fully_mapped(owner: object) -> bool:
+    """Return whether all memory of a buffer's owner is known to be mapped, for `reg_mr`."""
     if isinstance(owner, Mapped):
         return True
     while type(owner).__module__ == "numpy":

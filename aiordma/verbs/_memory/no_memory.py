@@ -60,17 +60,17 @@ _ADVICE: tuple[tuple[Callable[[object], bool], str, str], ...] = (
 )
 
 
-def unsupported_memory_error(memory: object, target: bool) -> TypeError:
+def unsupported_memory_error(memory: object, will_receive: bool) -> TypeError:
     """Return the exception for an object that cannot be used as memory.
 
-    If ``target`` is true, its message explains how to receive into the object, otherwise how to
-    send the object.
+    If ``will_receive`` is true, its message explains how to receive into the object, otherwise how
+    to send the object.
     """
-    class_hint = "" if target else getattr(type(memory), "_no_memory_hint", "")
+    class_hint = "" if will_receive else getattr(type(memory), "_no_memory_hint", "")
     hints = (
         (for_source, for_target) for matches, for_source, for_target in _ADVICE if matches(memory)
     )
-    hint = class_hint or next(hints, ("convert it to bytes", _USE_WRITABLE))[target]
+    hint = class_hint or next(hints, ("convert it to bytes", _USE_WRITABLE))[will_receive]
     return TypeError(
         f"{type_name(memory)} cannot be used as memory, because it supports neither the buffer "
         f"protocol nor DLPack; {hint}"

@@ -26,12 +26,12 @@ _MOVING_METHODS = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_")
 _COPY_FROM = "another tensor and copy the data from it"
 
 
-def torch_view(torch: Any, tensor: Any, target: bool) -> memoryview:
+def torch_view(torch: Any, tensor: Any, will_receive: bool) -> memoryview:
     """Return a view of a CPU tensor's bytes, or raise BufferError if this is not possible."""
-    if (problem := _problem(torch, tensor, target)) is not None:
+    if (problem := _unusable_reason(torch, tensor, will_receive)) is not None:
         raise BufferError(f"{type_name(tensor)} {problem}")
     if not tensor.is_contiguous():
-        raise not_contiguous_error(tensor, target)
+        raise not_contiguous_error(tensor, will_receive)
     size = tensor.numel() * tensor.element_size()
     if not size:
         return memoryview(bytearray())
@@ -69,6 +69,7 @@ def _refuse_moves(storage: Any, array: Any) -> None:
 
 
 def _move_unless_lent(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
+    """Call the storage's own method ``name``, unless a view needs the memory to stay in place."""
     storage = reference()
     if storage._lent_to_aiordma and not storage.is_shared():  # shared storage does not move
         raise RuntimeError(
@@ -78,7 +79,7 @@ def _move_unless_lent(reference: Callable[[], Any], name: str, *arguments: Any) 
     return getattr(type(storage), name)(storage, *arguments)
 
 
-def _problem(torch: Any, tensor: Any, target: bool) -> str | None:
+def _unusable_reason(torch: Any, tensor: Any, will_receive: bool) -> str | None:
     """Return why a tensor's memory is unusable and what to use instead, or None if it is usable."""
     if tensor.device.type == "meta":
         return 'has no memory, because it is on the device "meta"'
@@ -91,13 +92,13 @@ def _problem(torch: Any, tensor: Any, target: bool) -> str | None:
     if tensor.is_quantized:
         alternative = (
             _COPY_FROM
-            if target
+            if will_receive
             else "tensor.int_repr(), and send the scale and zero point separately"
         )
         return f"is quantized; use {alternative}"
     if tensor.requires_grad:
         return "requires a gradient, but aiordma bypasses autograd; use tensor.detach()"
     if tensor.is_conj() or tensor.is_neg():
-        alternative = _COPY_FROM if target else "tensor.resolve_conj().resolve_neg()"
+        alternative = _COPY_FROM if will_receive else "tensor.resolve_conj().resolve_neg()"
         return f"is conjugated or negated, but its memory is not; use {alternative}"
     return None

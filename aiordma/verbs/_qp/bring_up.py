@@ -271,12 +271,13 @@ class BringUp(Resource[h.ibv_qp]):
         return Destination(self.pd.create_ah(vector), remote.qp_num, remote.qkey)
 
     def _checked_route(
-        self, call: Callable[..., object], local: Endpoint, remote: Endpoint, path: PathKeywords
+        self, method: Callable[..., object], local: Endpoint, remote: Endpoint, path: PathKeywords
     ) -> AddressVector:
+        """Return the route between the endpoints, after checking the arguments of ``method``."""
         for name in path.keys() - PathKeywords.__annotations__.keys():
-            known = ", ".join([*(call.__kwdefaults__ or ()), *PathKeywords.__annotations__])
+            known = ", ".join([*(method.__kwdefaults__ or ()), *PathKeywords.__annotations__])
             raise TypeError(
-                f"{call.__name__}() got an unexpected keyword argument {name!r}: expected {known}"
+                f"{method.__name__}() got an unexpected keyword argument {name!r}: expected {known}"
             )
         if local.qp_num != self.qp_num:
             raise ValueError(
@@ -453,7 +454,7 @@ class BringUp(Resource[h.ibv_qp]):
             self._check_transition(QPState(pointer.state), QPState.INIT, masks[0])
         code = lib.aiordma_bring_up(self.context.library.table, pointer, attr, *masks)
         if code:
-            failed_state = QPState(attr.qp_state)
+            failed_state = QPState(attr.qp_state)  # the state that could not be reached
             mask = masks[failed_state - QPState.INIT]
             check = check_transition(self.qp_type, QPState(failed_state - 1), failed_state, mask)
             error = failure("ibv_modify_qp", errno_of(code))

@@ -25,6 +25,9 @@ from .transport_rules import OPERATIONS
 
 _RECV = int(WCOpcode.RECV)
 
+# The elements of each tuple in `PostedWork._sends`. Plain tuples are faster than named tuples.
+_WR_ID, _OPCODE, _SIGNALED = range(3)
+
 # Error statuses reported only for sends (IBTA volume 1, clause 11.6.2).
 _SEND_ONLY_STATUSES = frozenset(
     {
@@ -70,8 +73,8 @@ class PostedWork:
     def unsignaled(self) -> int:
         """The number of requests posted since the last signaled request."""
         sends, count = self._sends, 0
-        with suppress(IndexError):
-            while not sends[-1 - count][2]:
+        with suppress(IndexError):  # no send is signaled
+            while not sends[-1 - count][_SIGNALED]:
                 count += 1
         return count
 
@@ -127,7 +130,7 @@ class PostedWork:
             if opcode & _RECV:
                 if self._receives:
                     self._receives.popleft()
-            elif (sends := self._sends) and sends[0][0] == wr_id and sends[0][2]:
+            elif (sends := self._sends) and sends[0][_WR_ID] == wr_id and sends[0][_SIGNALED]:
                 sends.popleft()  # the common case, in which every send is signaled
             else:
                 self._remove_sends_through(wr_id, include_unsignaled=False)
@@ -178,7 +181,7 @@ class PostedWork:
         failed.
         """
         is_receive = bool(self._receives) and self._receives[0] == wr_id
-        is_first_send = bool(self._sends) and self._sends[0][0] == wr_id
+        is_first_send = bool(self._sends) and self._sends[0][_WR_ID] == wr_id
         if is_first_send or not is_receive or status in _SEND_ONLY_STATUSES:
             opcode = self._remove_sends_through(wr_id, include_unsignaled=True)
             if opcode is not None:

@@ -18,7 +18,7 @@ from .post_failures import post_error, request_reason, state_reason
 from .posted_work import PostedWork
 from .qp_attributes import QPCapabilities
 from .shared_receive_queue import SharedReceiveQueue
-from .transport_rules import ALWAYS, SendOps, check_request, needs_check
+from .transport_rules import ALWAYS, SendOps, check_request, full_check_bits
 from .work_request import (
     PACKING_ERRORS,
     ReceiveWorkRequest,
@@ -51,7 +51,7 @@ class Posting(BringUp):
             self._extended = self.context.library.calls.ibv_qp_to_qp_ex(pointer)
         self._addresses: tuple[int, int] = address(pointer), address(self._extended)
         """The addresses of the ibv_qp and ibv_qp_ex structures. The latter is 0 if unused."""
-        self._needs_check = needs_check(self.qp_type, self.send_ops)
+        self._full_check_bits = full_check_bits(self.qp_type, self.send_ops)
         self._posted = None
 
     @cached_property
@@ -232,7 +232,7 @@ class Posting(BringUp):
     def _check(self, wr: SendWorkRequest) -> None:
         """Raise ValueError if the request is invalid."""
         try:
-            needs_full_check = (wr.send_flags | ALWAYS) & self._needs_check[wr.opcode]
+            needs_full_check = (wr.send_flags | ALWAYS) & self._full_check_bits[wr.opcode]
             opcode = WROpcode(wr.opcode) if needs_full_check else None
         except (IndexError, ValueError):
             raise ValueError(f"{self._label()}: unknown opcode {wr.opcode}") from None

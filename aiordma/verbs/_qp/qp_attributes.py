@@ -54,7 +54,10 @@ class QPCapabilities(NamedTuple):
 
 
 def reset_function(library: Library) -> Callable[[h.ibv_qp], None]:
-    """Return a thread-safe function that resets a queue pair of any type."""
+    """Return a thread-safe function that resets a queue pair of any type, for `Node.halt`.
+
+    After the reset, the device no longer accesses memory for the queue pair.
+    """
 
     def reset(pointer: h.ibv_qp) -> None:
         attr = ffi.new("struct ibv_qp_attr *")

@@ -173,7 +173,10 @@ def create_qp(
     reserved: bool,
     factory: QPFactory = _VERBS_FACTORY,
 ) -> QueuePair:
-    """Create a queue pair for a protection domain or a :class:`ConnectionId`."""
+    """Create a queue pair for a protection domain or a :class:`ConnectionId`.
+
+    ``factory`` calls the C functions, which differ between libibverbs and librdmacm.
+    """
     context = pd.context
     hint = "pass it as capabilities=..." if isinstance(recv_cq, QPCapabilities) else ""
     for name, cq in (("send_cq", send_cq), ("recv_cq", recv_cq)):

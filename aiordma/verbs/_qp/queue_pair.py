@@ -94,7 +94,7 @@ class QueuePair(Posting):
             for cq in (send_cq, recv_cq):
                 if cq is not None:
                     cq._posted_work[self.qp_num] = self._posted
-        context._elements[self._addresses[0]] = self
+        context._objects_by_address[self._addresses[0]] = self
 
     @property
     def send_cq(self) -> CompletionQueue:

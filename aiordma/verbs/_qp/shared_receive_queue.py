@@ -71,7 +71,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         )
         # A bound method would make the node keep this object alive.
         node.on_destroyed = partial(_release_entries, self._reserved_entries)
-        self.context._elements[self.raw_handle] = self
+        self.context._objects_by_address[self.raw_handle] = self
 
     # --- attributes ------------------------------------------------------------------------
 

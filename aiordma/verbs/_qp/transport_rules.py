@@ -127,7 +127,8 @@ _OPCODE_COUNT = 16
 _ALWAYS_CHECKED = ATOMICS | {WROpcode.FLUSH, WROpcode.ATOMIC_WRITE, WROpcode.TSO, WROpcode.BIND_MW}
 
 
-def _needs_check(qp_type: QPType, opcode_number: int) -> int:
+def _opcode_full_check_bits(qp_type: QPType, opcode_number: int) -> int:
+    """Return the bits of ``send_flags | ALWAYS`` that require a full check for this opcode."""
     opcode = next((known for known in OPERATIONS if known == opcode_number), None)
     if opcode is None or not supports(qp_type, opcode):
         return ALL_BITS
@@ -135,19 +136,19 @@ def _needs_check(qp_type: QPType, opcode_number: int) -> int:
     return ALL_BITS & ~unchecked_flags & ~(0 if opcode in _ALWAYS_CHECKED else ALWAYS)
 
 
-NEEDS_CHECK: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
-    {qp_type: tuple(_needs_check(qp_type, number) for number in range(_OPCODE_COUNT))
+FULL_CHECK_BITS: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
+    {qp_type: tuple(_opcode_full_check_bits(qp_type, number) for number in range(_OPCODE_COUNT))
      for qp_type in QPType}
 )  # fmt: skip
 """For each type and opcode, the bits of ``send_flags | ALWAYS`` that require a full check."""
 
 
-def needs_check(qp_type: QPType, send_ops: SendOps) -> tuple[int, ...]:
-    """Return the row of `NEEDS_CHECK` for a queue pair, indexed by opcode.
+def full_check_bits(qp_type: QPType, send_ops: SendOps) -> tuple[int, ...]:
+    """Return the row of `FULL_CHECK_BITS` for a queue pair, indexed by opcode.
 
     If the queue pair was created with ``send_ops``, all other operations require a full check.
     """
-    row = NEEDS_CHECK[qp_type]
+    row = FULL_CHECK_BITS[qp_type]
     if not send_ops:
         return row
     unavailable = {

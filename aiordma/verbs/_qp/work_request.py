@@ -216,12 +216,14 @@ def _shared_union_values(wr: SendWorkRequest) -> tuple[int, int, int, int, int, 
 
 
 def _last_union_values(wr: SendWorkRequest) -> tuple[int, int]:
+    """Return the values of the last two unions in ``struct aiordma_send``."""
     if (tso := wr.tso) is not None:
         return tso.header_size, tso.mss
     return (int(wr.flush.types), int(wr.flush.level)) if wr.flush is not None else (0, 0)
 
 
 def pack_sends(array: RequestArray, requests: Sequence[SendWorkRequest]) -> None:
+    """Encode the requests as C structures (``struct aiordma_send``) into ``array``."""
     array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
     sends = array.sends_bytes
     sge_index = 0
@@ -255,6 +257,7 @@ def pack_recvs(array: RequestArray, requests: Sequence[ReceiveWorkRequest], labe
 
 
 def _pack_sges(array: RequestArray, sge_index: int, sges: Sequence[ScatterGatherElement]) -> int:
+    """Encode elements into ``array`` from ``sge_index`` on. Return the index after the last one."""
     for sge in sges:
         if not isinstance(sge, tuple):  # `bytes` of length 3 would also unpack to numbers
             raise TypeError

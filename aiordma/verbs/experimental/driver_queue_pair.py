@@ -87,7 +87,7 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         self.capabilities: QPCapabilities = QPCapabilities.read(attr)
         sizes = self.capabilities
         reserve_entries(self.node, (send_cq, sizes.max_send_wr), (recv_cq, sizes.max_recv_wr))
-        self.context._elements[self.raw_handle] = self
+        self.context._objects_by_address[self.raw_handle] = self
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
         """Change the queue pair's attributes. Times are in seconds. See ibv_modify_qp(3).

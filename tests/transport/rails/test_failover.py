@@ -94,7 +94,7 @@ class HeldRails:
     """A patch that keeps rail 1 from coming up until the instance is called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        acknowledged = OfferingRails._acknowledged
+        acknowledged = OfferingRails._on_probe_acknowledged
         self.held: list[Callable[[], None]] = []
 
         def hold(rails: OfferingRails, rail: Rail) -> None:
@@ -104,7 +104,7 @@ class HeldRails:
             else:
                 come_up()
 
-        monkeypatch.setattr(OfferingRails, "_acknowledged", hold)
+        monkeypatch.setattr(OfferingRails, "_on_probe_acknowledged", hold)
 
     def __call__(self) -> None:
         for come_up in self.held:
