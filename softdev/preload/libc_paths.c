@@ -66,15 +66,22 @@ static int fail(int error)
 	return -1;
 }
 
-/* Look up `path` if its beginning is that of a device's path, and return whether it was looked up.
- * The path can still lead elsewhere. The C library must then be called with place->dirfd and
- * place->real. */
-static bool look_up_candidate(int dirfd, const char *path, bool follow, struct place *place)
+/* Look up `path` if it begins like a path of the device, and return whether it was looked up. If
+ * the result is not a file of the device, the caller passes place->dirfd and place->real_path to
+ * the C library. */
+static bool look_up_if_plausible(int dirfd, const char *path, bool follow, struct place *place)
 {
 	if (!preload_may_be_device_path(dirfd, path))
 		return false;
 	preload_look_up(dirfd, path, follow, place);
 	return true;
+}
+
+/* Returns whether the path leads to a link, node or text that this library answers for. Directories
+ * of the device exist as real directories. */
+static bool is_device_file(const struct place *place)
+{
+	return place->entry != NULL;
 }
 
 /* Code that several functions share must not call public names, which may belong to another
@@ -132,11 +139,11 @@ static int stat_at(int dirfd, const char *path, struct stat *status, int flags)
 {
 	struct place place;
 
-	if (!look_up_candidate(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+	if (!look_up_if_plausible(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
 		return NEXT(fstatat)(dirfd, path, status, flags);
-	if (place.entry)
+	if (is_device_file(&place))
 		return fill_stat(&place, status);
-	return NEXT(fstatat)(place.dirfd, place.real, status, flags);
+	return NEXT(fstatat)(place.dirfd, place.real_path, status, flags);
 }
 
 PUBLIC int fstatat(int dirfd, const char *path, struct stat *status, int flags)
@@ -178,10 +185,10 @@ PUBLIC int statx(int dirfd, const char *path, int flags, unsigned int mask, stru
 {
 	struct place place;
 
-	if (!look_up_candidate(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+	if (!look_up_if_plausible(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
 		return NEXT(statx)(dirfd, path, flags, mask, status);
-	if (!place.entry) /* a directory, or a path that leads to a real file */
-		return NEXT(statx)(place.dirfd, place.real, flags, mask, status);
+	if (!is_device_file(&place))
+		return NEXT(statx)(place.dirfd, place.real_path, flags, mask, status);
 	*status = (struct statx){
 		.stx_mask = STATX_TYPE | STATX_MODE | STATX_NLINK | STATX_UID | STATX_GID |
 			    STATX_SIZE | STATX_INO,
@@ -204,10 +211,10 @@ static int access_at(int dirfd, const char *path, int mode, int flags)
 {
 	struct place place;
 
-	if (!look_up_candidate(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
+	if (!look_up_if_plausible(dirfd, path, !(flags & AT_SYMLINK_NOFOLLOW), &place))
 		return NEXT(faccessat)(dirfd, path, mode, flags);
-	if (!place.entry) /* a directory, or a path that leads to a real file */
-		return NEXT(faccessat)(place.dirfd, place.real, mode, flags);
+	if (!is_device_file(&place))
+		return NEXT(faccessat)(place.dirfd, place.real_path, mode, flags);
 	if ((mode & X_OK) || ((mode & W_OK) && place.kind != PATH_NODE))
 		return fail(EACCES);
 	return 0;
@@ -239,26 +246,28 @@ PUBLIC int eaccess(const char *path, int mode)
 
 /* Fail with `error` if the path is a file of the device. These files do not have extended
  * attributes, but `ls -l` asks for them. Returns 0 for any other path, and the caller then calls
- * the C library with place->real, which is left unchanged if the path is not looked up. */
+ * the C library with place->real_path, which is left unchanged if the path is not looked up. */
 static ssize_t fail_if_device_file(const char *path, bool follow, int error, struct place *place)
 {
-	return look_up_candidate(AT_FDCWD, path, follow, place) && place->entry ? fail(error) : 0;
+	return look_up_if_plausible(AT_FDCWD, path, follow, place) && is_device_file(place)
+		       ? fail(error)
+		       : 0;
 }
 
 PUBLIC ssize_t getxattr(const char *path, const char *name, void *value, size_t size)
 {
-	struct place place = {.real = path};
+	struct place place = {.real_path = path};
 
 	return fail_if_device_file(path, true, ENODATA, &place)
-		       ?: NEXT(getxattr)(place.real, name, value, size);
+		       ?: NEXT(getxattr)(place.real_path, name, value, size);
 }
 
 PUBLIC ssize_t lgetxattr(const char *path, const char *name, void *value, size_t size)
 {
-	struct place place = {.real = path};
+	struct place place = {.real_path = path};
 
 	return fail_if_device_file(path, false, ENODATA, &place)
-		       ?: NEXT(lgetxattr)(place.real, name, value, size);
+		       ?: NEXT(lgetxattr)(place.real_path, name, value, size);
 }
 
 /* ---- open ------------------------------------------------------------------------------------ */
@@ -327,7 +336,7 @@ static int open_at(int dirfd, const char *path, int flags, mode_t mode)
 	struct place place;
 	int fd;
 
-	if (!look_up_candidate(dirfd, path, !(flags & O_NOFOLLOW), &place))
+	if (!look_up_if_plausible(dirfd, path, !(flags & O_NOFOLLOW), &place))
 		return NEXT(openat)(dirfd, path, flags, mode);
 	switch (place.kind) {
 	case PATH_TEXT:
@@ -337,7 +346,7 @@ static int open_at(int dirfd, const char *path, int flags, mode_t mode)
 	case PATH_LINK:
 		return fail(ELOOP);
 	default:
-		fd = NEXT(openat)(place.dirfd, place.real, flags, mode);
+		fd = NEXT(openat)(place.dirfd, place.real_path, flags, mode);
 		if (fd >= 0 && place.kind == PATH_FOLDER)
 			preload_remember_opened_directory();
 		return fd;
@@ -404,9 +413,10 @@ PUBLIC FILE *fopen(const char *path, const char *mode)
 {
 	struct place place;
 
-	if (!look_up_candidate(AT_FDCWD, path, true, &place))
+	if (!look_up_if_plausible(AT_FDCWD, path, true, &place))
 		return NEXT(fopen)(path, mode);
-	return place.entry ? open_stream(&place, mode) : NEXT(fopen)(place.real, mode);
+	return is_device_file(&place) ? open_stream(&place, mode)
+				      : NEXT(fopen)(place.real_path, mode);
 }
 
 /* ---- folders --------------------------------------------------------------------------------- */
@@ -415,15 +425,15 @@ PUBLIC FILE *fopen(const char *path, const char *mode)
  * to this library. Returns NULL and sets errno to ENOTDIR if the path is a file of the device. */
 static const char *folder_path(const char *path, struct place *place)
 {
-	if (!look_up_candidate(AT_FDCWD, path, true, place))
+	if (!look_up_if_plausible(AT_FDCWD, path, true, place))
 		return path;
-	if (place->entry) {
+	if (is_device_file(place)) {
 		errno = ENOTDIR;
 		return NULL;
 	}
 	if (place->kind == PATH_FOLDER)
 		preload_remember_opened_directory();
-	return place->real;
+	return place->real_path;
 }
 
 PUBLIC DIR *opendir(const char *path)
@@ -469,10 +479,10 @@ static ssize_t read_link_at(int dirfd, const char *path, char *text, size_t size
 	struct place place;
 	size_t length;
 
-	if (!look_up_candidate(dirfd, path, false, &place))
+	if (!look_up_if_plausible(dirfd, path, false, &place))
 		return NEXT(readlinkat)(dirfd, path, text, size);
-	if (!place.entry) /* a directory, or a path that leads to a real file */
-		return NEXT(readlinkat)(place.dirfd, place.real, text, size);
+	if (!is_device_file(&place))
+		return NEXT(readlinkat)(place.dirfd, place.real_path, text, size);
 	if (place.kind != PATH_LINK || !size)
 		return fail(EINVAL);
 	length = strlen(place.target);
@@ -508,10 +518,10 @@ PUBLIC char *realpath(const char *path, char *resolved)
 {
 	struct place place;
 
-	if (!look_up_candidate(AT_FDCWD, path, true, &place))
+	if (!look_up_if_plausible(AT_FDCWD, path, true, &place))
 		return NEXT(realpath)(path, resolved);
 	if (place.kind == PATH_ELSEWHERE)
-		return NEXT(realpath)(place.real, resolved);
+		return NEXT(realpath)(place.real_path, resolved);
 	return resolved ? strcpy(resolved, place.path) : strdup(place.path);
 }
 

@@ -307,7 +307,7 @@ void preload_look_up(int dirfd, const char *name, bool follow, struct place *pla
 	char absolute[sizeof(place->path)];
 	bool use_resolved_path = false;
 
-	*place = (struct place){.kind = PATH_ELSEWHERE, .real = name, .dirfd = dirfd};
+	*place = (struct place){.kind = PATH_ELSEWHERE, .real_path = name, .dirfd = dirfd};
 	if (name[0] != '/') {
 		if (!make_absolute(dirfd, name, absolute, sizeof(absolute)))
 			return;
@@ -333,8 +333,8 @@ void preload_look_up(int dirfd, const char *name, bool follow, struct place *pla
 		snprintf(place->folder, sizeof(place->folder), "%s%s%s", tree_root, device_count,
 			 place->path);
 		place->kind = PATH_FOLDER;
-		place->real = place->folder;
+		place->real_path = place->folder;
 	} else if (use_resolved_path) {
-		place->real = place->path;
+		place->real_path = place->path;
 	} /* Otherwise, pass the original name on. Its dots may follow links of the system. */
 }

@@ -50,8 +50,8 @@ struct place {
 	int number; /* number of the device */
 	unsigned int index; /* index of a text */
 	char target[256]; /* target of a link */
-	int dirfd; /* directory of `real` if `real` is relative */
-	const char *real; /* path to pass to the C library */
+	int dirfd; /* directory of `real_path` if it is relative */
+	const char *real_path; /* path to pass to the C library if `entry` is NULL */
 	char path[512]; /* path without links and dots, as programs see it */
 	char folder[1280]; /* path of the directory that replaces a directory of the device */
 };

@@ -9,8 +9,8 @@ struct rdma_cm_id;
 struct soft_qp;
 
 /* Handle a queue pair that has moved to RTR (for soft_links_use_cm). Returns true if an id connects
- * this queue pair and its peer. If the handshake finished before the application moved the queue
- * pair to RTR, the queue pair immediately adopts the id's stream. */
+ * this queue pair and its peer. If the handshake is already over, hands the id's stream over to
+ * the queue pair. */
 bool soft_cm_handle_rtr(struct soft_qp *qp);
 
 /* Returns whether the peer has withdrawn the connection request of this id, which the application

@@ -179,6 +179,8 @@ bool soft_cm_handle_rtr(struct soft_qp *qp)
 			awaiting_adoption) {
 		if (!connects_qp(id, qp))
 			continue;
+		/* If the handshake is not over yet, soft_cm_established() will hand the stream
+		 * over. */
 		if (id->keeps_link)
 			hand_over(id, qp);
 		return true;
@@ -226,7 +228,7 @@ int soft_rdma_disconnect(struct rdma_cm_id *application)
 	int error;
 
 	/* Do not close a descriptor that the application has closed and may have reused. */
-	soft_engine_check_descriptors();
+	soft_engine_handle_lost_descriptors();
 	id = soft_cm_enter(application);
 	if (!id)
 		return -1;

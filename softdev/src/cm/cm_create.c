@@ -80,9 +80,9 @@ static int create_qp(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr)
 	return error;
 }
 
-/* Set `*pd` to the id's protection domain if the caller has not provided one. Returns EINVAL if the
- * domain does not belong to the id's device. */
-static int check_domain(const struct rdma_cm_id *id, struct ibv_pd **pd)
+/* Set `*pd` to the id's protection domain if the application has not provided one. Returns EINVAL
+ * if the domain does not belong to the id's device. */
+static int choose_pd(const struct rdma_cm_id *id, struct ibv_pd **pd)
 {
 	if (!*pd)
 		*pd = id->pd;
@@ -105,9 +105,9 @@ int soft_rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *at
 	if (soft_is_xrc(attr->qp_type)) /* XRC needs one connection per direction */
 		return soft_cm_fail(EOPNOTSUPP);
 	if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD))
-		attr->pd = NULL;
-	error = check_domain(id, &attr->pd);
+		attr->pd = NULL; /* the application may have left it uninitialized */
 	attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
+	error = choose_pd(id, &attr->pd);
 	if (!error)
 		error = create_qp(id, attr);
 	return error ? soft_cm_fail(error) : 0;
@@ -155,7 +155,7 @@ int soft_rdma_create_srq_ex(struct rdma_cm_id *id, struct ibv_srq_init_attr_ex *
 		return soft_cm_fail(EINVAL);
 	if (!(attr->comp_mask & IBV_SRQ_INIT_ATTR_PD))
 		attr->pd = NULL;
-	error = check_domain(id, &attr->pd);
+	error = choose_pd(id, &attr->pd);
 	if (error)
 		return soft_cm_fail(error);
 	attr->comp_mask |= IBV_SRQ_INIT_ATTR_PD;

@@ -21,7 +21,7 @@ void soft_cm_keep_device(bool keep)
 }
 
 /* Open the device's context and allocate its protection domain. Once only this protection domain is
- * left in the context, soft_cm_device_sweep can close it. */
+ * left in the context, soft_cm_device_close_unused can close it. */
 static int open_context(struct soft_cm_device *device, struct ibv_device *ibv_device)
 {
 	memset(&device->own, 0, sizeof(device->own));
@@ -29,7 +29,7 @@ static int open_context(struct soft_cm_device *device, struct ibv_device *ibv_de
 
 	if (error)
 		return error;
-	device->own.on_only_cm_pd_left = soft_cm_device_sweep;
+	device->own.on_only_cm_pd_left = soft_cm_device_close_unused;
 	device->pd = soft_ibv_alloc_pd(&device->own.extended.context);
 	if (!device->pd) {
 		soft_context_stop(&device->own);
@@ -80,7 +80,7 @@ int soft_cm_device_get(void)
 	pthread_mutex_unlock(&soft_device.cm->open_mutex);
 	if (count > 0)
 		return 0;
-	soft_cm_device_sweep(); /* close the devices opened before the error */
+	soft_cm_device_close_unused(); /* close the devices opened before the error */
 	return -count;
 }
 
@@ -89,12 +89,12 @@ void soft_cm_device_put(void)
 	soft_lock();
 	hold_all(soft_hca_count(), -1);
 	soft_unlock();
-	soft_cm_device_sweep();
+	soft_cm_device_close_unused();
 }
 
 /* Close the device's context if nothing uses it, that is, if its only child is the connection
  * manager's own protection domain. */
-static void sweep(struct soft_cm_device *device)
+static void close_if_unused(struct soft_cm_device *device)
 {
 	bool unused;
 
@@ -112,13 +112,13 @@ static void sweep(struct soft_cm_device *device)
 	}
 }
 
-void soft_cm_device_sweep(void)
+void soft_cm_device_close_unused(void)
 {
-	soft_engine_check_descriptors(); /* acquires the mutex itself */
+	soft_engine_handle_lost_descriptors(); /* acquires the mutex itself */
 	pthread_mutex_lock(&soft_device.cm->open_mutex);
 	for (int i = 0; i < SOFT_MAX_HCAS; i++)
 		if (soft_device.cm->devices[i].is_open)
-			sweep(&soft_device.cm->devices[i]);
+			close_if_unused(&soft_device.cm->devices[i]);
 	pthread_mutex_unlock(&soft_device.cm->open_mutex);
 }
 
@@ -127,7 +127,7 @@ static struct soft_cm_device *device_at(const struct sockaddr *address)
 	union ibv_gid gid;
 
 	soft_gid_from_sockaddr(&gid, address);
-	return &soft_device.cm->devices[__builtin_ctz(soft_gid_port_bit(&gid))];
+	return &soft_device.cm->devices[soft_hca_number(soft_gid_hca(&gid))];
 }
 
 int soft_cm_device_error(const struct sockaddr *address)

@@ -58,7 +58,7 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 		return;
 	channel = soft_cm_channel_of(application);
 	/* Do not close a descriptor that the application has closed and may have reused. */
-	soft_engine_check_descriptors();
+	soft_engine_handle_lost_descriptors();
 	if (channel->fork_generation != soft_engine_fork_generation())
 		return; /* a forked child must not free its parent's channel */
 	soft_list_init(&dropped_requests);
@@ -73,7 +73,7 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 	bool unused = channel->active_readers == 0;
 
 	soft_unlock();
-	soft_cm_device_sweep();
+	soft_cm_device_close_unused();
 	if (unused)
 		free_channel(channel);
 }
@@ -100,7 +100,7 @@ static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_me
 				   .private_data_len = message->private_data_len};
 
 	if (soft_cm_is_datagram_id(id)) {
-		soft_cm_fill_vector(id, &ud.ah_attr);
+		soft_cm_fill_address_vector(id, &ud.ah_attr);
 		fill_ud(event, &ud);
 		return;
 	}

@@ -13,7 +13,7 @@ int soft_cm_fail(int error)
 struct soft_cm_id *soft_cm_enter(struct rdma_cm_id *application)
 {
 	if (!application)
-		return soft_finish_create(EINVAL, NULL);
+		return soft_fail_create(EINVAL);
 	soft_lock();
 	return soft_cm_id_of(application);
 }
@@ -28,7 +28,7 @@ struct soft_cm_id *soft_cm_enter_device(struct rdma_cm_id *application)
 {
 	int error = application ? soft_cm_device_get() : EINVAL;
 
-	return error ? soft_finish_create(error, NULL) : soft_cm_enter(application);
+	return error ? soft_fail_create(error) : soft_cm_enter(application);
 }
 
 int soft_cm_leave_device(int error)
@@ -293,7 +293,7 @@ int soft_rdma_destroy_id(struct rdma_cm_id *application)
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_id_of(application);
 	/* Do not close a descriptor that the application has closed and may have reused. */
-	soft_engine_check_descriptors();
+	soft_engine_handle_lost_descriptors();
 	if (id->fork_generation != soft_engine_fork_generation())
 		return 0; /* a forked child must not free its parent's id */
 	soft_list_init(&dropped_requests);
@@ -308,7 +308,7 @@ int soft_rdma_destroy_id(struct rdma_cm_id *application)
 		soft_rdma_destroy_event_channel(id->id.channel);
 	free(id->request_attr);
 	free(id);
-	soft_cm_device_sweep();
+	soft_cm_device_close_unused();
 	return 0;
 }
 

@@ -221,7 +221,7 @@ struct soft_cm_id {
 	bool is_initiator;
 
 	struct soft_node awaiting_adoption; /* node in soft_cm.awaiting_adoption */
-	bool keeps_link; /* the id keeps its link after the handshake */
+	bool keeps_link; /* whether the handshake is over, but the id still has its link */
 	struct soft_timer timewait;
 };
 
@@ -468,8 +468,8 @@ uint8_t soft_cm_depth(uint8_t wanted, uint8_t fallback);
  * pair is then already in INIT. Moving it to INIT again enables the remote access agreed in the
  * handshake. */
 int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool peer_known);
-/* Fill in the peer's address vector from the id's addresses. */
-void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
+/* Fill in the address vector of the path to the peer, from the id's addresses. */
+void soft_cm_fill_address_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
 /* Move the id's queue pair, if any, to ERR. */
 void soft_cm_qp_error(struct soft_cm_id *id);
 uint32_t soft_cm_random_psn(void);
@@ -503,4 +503,4 @@ void soft_cm_close(struct soft_cm_id *id);
 
 /* Close the device contexts that the connection manager no longer uses (cm_device.c). The caller
  * must not hold the lock. */
-void soft_cm_device_sweep(void);
+void soft_cm_device_close_unused(void);

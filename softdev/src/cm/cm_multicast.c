@@ -29,7 +29,7 @@ static int report_join(struct soft_cm_id *id, const struct group *group, void *c
 	struct rdma_ud_param destination = {
 		.qp_num = SOFT_MULTICAST_QPN, .qkey = RDMA_UDP_QKEY, .private_data = context};
 
-	soft_cm_fill_vector(id, &destination.ah_attr);
+	soft_cm_fill_address_vector(id, &destination.ah_attr);
 	destination.ah_attr.grh.dgid = group->gid;
 	return soft_cm_report_ud(id, RDMA_CM_EVENT_MULTICAST_JOIN, 0, &destination);
 }

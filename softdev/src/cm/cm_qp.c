@@ -98,7 +98,7 @@ static uint8_t gid_index(const union ibv_gid *gid)
 	return index < 0 ? 0 : (uint8_t)index;
 }
 
-void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector)
+void soft_cm_fill_address_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector)
 {
 	const struct rdma_ib_addr *gids = &id->id.route.addr.addr.ibaddr;
 
@@ -132,7 +132,7 @@ static int fill_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
 		}
 		return mask | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 	case IBV_QPS_RTR:
-		soft_cm_fill_vector(id, &attr->ah_attr);
+		soft_cm_fill_address_vector(id, &attr->ah_attr);
 		attr->path_mtu = id->path_mtu ? (enum ibv_mtu)id->path_mtu : IBV_MTU_4096;
 		attr->dest_qp_num = id->remote_qpn;
 		attr->rq_psn = id->psn;

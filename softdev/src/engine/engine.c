@@ -306,25 +306,29 @@ bool soft_engine_may_have_sleeper(void)
 	       soft_device.engine->polls_since_armed < POLLS_TO_TRUST_POLLER;
 }
 
-bool soft_application_polls(void)
+/* Returns whether an application thread polls, or has announced that it will poll soon
+ * (soft_announce_poll). It may poll later than announced. Rely on the announcement only while the
+ * engine's thread is awake and handles the input that arrives until then. */
+static bool polls_now_or_soon(void)
 {
 	return soft_counter_get(&soft_device.engine->spinning_threads) ||
-	       (soft_device.engine->announced_polls && !soft_device.engine->thread_sleeps) ||
+	       (soft_device.engine->announced_polls && !soft_device.engine->thread_sleeps);
+}
+
+bool soft_application_polls(void)
+{
+	return polls_now_or_soon() ||
 	       soft_device.engine->polls_since_armed >= POLLS_TO_TRUST_POLLER;
 }
 
 /* Request notifications from local peers if a thread may be asleep and no application thread is
- * polling. An announced poll (soft_announce_poll) counts only while the engine's thread is awake,
- * because the application thread may poll later than it announced. */
+ * polling. */
 void soft_engine_update_notify_need(void)
 {
 	soft_assert_locked();
-	bool armed = soft_engine_may_have_sleeper();
-	bool spinning = soft_counter_get(&soft_device.engine->spinning_threads);
-	bool will_poll = soft_device.engine->announced_polls && !soft_device.engine->thread_sleeps;
+	bool may_sleep = soft_device.engine->thread_sleeps || soft_engine_may_have_sleeper();
 
-	soft_device.engine->poller->need_notify(!spinning && !will_poll &&
-						(armed || soft_device.engine->thread_sleeps));
+	soft_device.engine->poller->set_need_notify(may_sleep && !polls_now_or_soon());
 }
 
 /* Returns whether a step may skip epoll_wait to save a system call. Every step polls the rings. A

@@ -420,7 +420,7 @@ unsigned soft_engine_fork_generation(void);
  * example, closes all files when it starts. Existing objects can then only be destroyed, but the
  * application can open a device again. Call this function before closing or writing descriptors on
  * behalf of an application. The caller must not hold any lock. */
-void soft_engine_check_descriptors(void);
+void soft_engine_handle_lost_descriptors(void);
 
 /* ---- entries of the device's table (abi/device_calls.h) -------------------------------------- */
 
@@ -484,12 +484,12 @@ struct soft_subsystem {
 	void (*port_changed)(enum soft_port_change change, uint32_t ports);
 
 	/* Handle input that does not make a descriptor readable. Returns whether any input was
-	 * found. Only one subsystem may provide `poll`, `has_input` and `need_notify`. */
+	 * found. Only one subsystem may provide `poll` and the next two functions. */
 	bool (*poll)(void);
 	/* Returns whether `poll` has input to handle. */
 	bool (*has_input)(void);
 	/* Set whether peers must notify this process because no thread is polling. */
-	void (*need_notify)(bool on);
+	void (*set_need_notify)(bool on);
 
 	/* Send output that has been delayed for at least `age_ns`, or all output if `age_ns` is 0.
 	 * Only one subsystem may provide this function. */

@@ -70,7 +70,7 @@ struct soft_engine {
 	struct soft_scratch *scratch;
 
 	const struct soft_subsystem *const *subsystems;
-	const struct soft_subsystem *poller; /* subsystem with poll, has_input and need_notify */
+	const struct soft_subsystem *poller; /* subsystem with a `poll` function */
 	const struct soft_subsystem *delayer; /* subsystem with send_delayed */
 	bool has_polled_rings; /* atomic: see soft_engine_set_has_polled_rings */
 	bool has_delayed_output; /* atomic: see soft_engine_set_has_delayed_output */
@@ -119,8 +119,8 @@ static inline bool soft_engine_has_delayed_output(void)
 	return soft_hint_get(&soft_device.engine->has_delayed_output);
 }
 
-/* Set whether peers must notify this process (soft_subsystem.need_notify). Called before any thread
- * sleeps. */
+/* Set whether peers must notify this process (soft_subsystem.set_need_notify). Called before any
+ * thread sleeps. */
 void soft_engine_update_notify_need(void);
 
 /* Returns whether a thread may be sleeping on an armed CQ's channel while no other thread polls.

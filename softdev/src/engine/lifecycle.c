@@ -198,7 +198,7 @@ static bool are_descriptors_lost(void)
 	return lost;
 }
 
-void soft_engine_check_descriptors(void)
+void soft_engine_handle_lost_descriptors(void)
 {
 	if (!are_descriptors_lost())
 		return;

@@ -94,7 +94,7 @@ static void sleep_until_work(void)
 	};
 
 	set_asleep(true);
-	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL); /* see soft_engine_check_descriptors */
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL); /* for handle_lost_descriptors */
 	poll(fds, 2, -1);
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 	set_asleep(false);
@@ -227,7 +227,7 @@ void *soft_engine_run(void *unused)
 {
 	(void)unused;
 #ifdef __SANITIZE_ADDRESS__
-	/* The thread may be cancelled (soft_engine_check_descriptors). */
+	/* The thread may be cancelled (soft_engine_handle_lost_descriptors). */
 	pthread_cleanup_push(cancelled, NULL);
 	run();
 	pthread_cleanup_pop(0);

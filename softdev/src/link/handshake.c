@@ -207,14 +207,17 @@ static void add_pending(struct soft_link *link)
 		drop_pending(pending_link(evicted));
 }
 
-/* Returns whether the path may replace the CM stream. `link` is NULL if the queue pair has no
- * stream yet. */
+/* Returns whether a channel on the path may replace the stream that the CM created for the queue
+ * pair. `link` is NULL if the CM has not handed the stream over yet. */
 static bool may_replace_stream(const struct soft_path *path, const struct soft_link *link)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
-	return !tcp ||
-	       (tcp->created_by_cm && (!link || soft_tcp_path_is_parallel(tcp, link->watch.fd)));
+	if (!tcp)
+		return true; /* shared memory with a process of the same user */
+	/* Queue pairs can share the CM stream of an earlier one if both connect the same addresses
+	 * (selection.c). */
+	return tcp->created_by_cm && (!link || soft_tcp_path_has_addresses_of(tcp, link->watch.fd));
 }
 
 /* Returns whether to refuse an unexpected HELLO immediately, which reveals that no queue pair
@@ -275,9 +278,10 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 		return true;
 	/* With the CM, the channel must replace the CM's socket before a path has been selected.
 	 * Without the CM, it must come before the queue pair has a link that is up. */
-	return qp->stream_from_cm ? may_replace_stream(link->request_path, soft_link_of(qp)) &&
-					    (!qp->link || soft_selection_is_open(soft_link_of(qp)))
-				  : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
+	if (qp->stream_from_cm)
+		return may_replace_stream(link->request_path, soft_link_of(qp)) &&
+		       (!qp->link || soft_selection_is_open(soft_link_of(qp)));
+	return !qp->link || qp->link->state < SOFT_LINK_SELECTING;
 }
 
 /* Returns whether the queue pair may respond to a HELLO now. With the CM, the queue pair must have
@@ -285,8 +289,10 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
  * sent its own HELLO. */
 static bool can_respond(const struct soft_qp *qp)
 {
-	if (!is_ready(qp) || qp->stream_from_cm)
-		return is_ready(qp) && qp->link;
+	if (!is_ready(qp))
+		return false;
+	if (qp->stream_from_cm)
+		return qp->link;
 	return !qp->link || qp->link->state == SOFT_LINK_CONNECTING || !soft_connects_first(qp);
 }
 

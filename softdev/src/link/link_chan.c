@@ -156,7 +156,7 @@ static bool needs_probe(struct soft_chan *chan, bool waiting)
 }
 
 /* Give up on the channel, because the peer's machine has been silent for too long. */
-static void handle_silence(struct soft_chan *chan)
+static void end_after_silence(struct soft_chan *chan)
 {
 	struct soft_link *link = link_of(chan);
 
@@ -177,7 +177,7 @@ const struct soft_chan_ops soft_link_chan_calls = {
 	.report_unread = report_unread,
 	.peer_exited = peer_exited,
 	.needs_probe = needs_probe,
-	.silent = handle_silence,
+	.end_after_silence = end_after_silence,
 	.closed = channel_closed,
 };
 

@@ -81,7 +81,7 @@ void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing)
 	const struct soft_qp *qp = link->qp;
 	uint64_t counted_bytes = 0;
 
-	if (!is_read_position_reliable(link) || qp->rnr_refused)
+	if (!is_read_position_reliable(link) || qp->rnr_nak_since_progress)
 		return;
 	uint32_t end = qp->sq.next;
 

@@ -48,7 +48,7 @@ static struct soft_path *path_to(const struct soft_link *link, const struct soft
 
 	if (shm_port && soft_links_may_use_shm())
 		return soft_link_shm_path(qp, shm_port);
-	tcp = soft_tcp_path_parallel(link->watch.fd, link->path_port);
+	tcp = soft_tcp_path_find_shared(link->watch.fd, link->path_port);
 	return tcp ? &tcp->path : NULL;
 }
 

@@ -31,7 +31,7 @@ int soft_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 {
 	struct soft_comp_channel *channel = channel_of(ibv);
 
-	soft_engine_check_descriptors();
+	soft_engine_handle_lost_descriptors();
 	soft_lock();
 	bool busy = ibv->refcnt > 0;
 

@@ -186,8 +186,7 @@ struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_i
 	}
 	if (rc) {
 		soft_cq_reader_destroy(reader);
-		return soft_call_pointer_result("ibv_create_cq_ex", NULL, 0,
-						soft_finish_create(rc, NULL));
+		return soft_call_pointer_result("ibv_create_cq_ex", NULL, 0, soft_fail_create(rc));
 	}
 	cq->reader = reader;
 	cq->ignore_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;

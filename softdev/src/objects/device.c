@@ -14,7 +14,7 @@ struct ibv_device **soft_ibv_get_device_list(int *num_devices)
 		list[i] = &soft_hca_at(i)->device;
 	soft_unlock();
 	if (!list)
-		return soft_finish_create(ENOMEM, NULL);
+		return soft_fail_create(ENOMEM);
 	if (num_devices)
 		*num_devices = count;
 	return list;
@@ -118,7 +118,7 @@ struct ibv_context *soft_ibv_open_device(struct ibv_device *device)
 {
 	struct soft_context *context = calloc(1, sizeof(*context));
 
-	soft_engine_check_descriptors();
+	soft_engine_handle_lost_descriptors();
 	int rc = context ? soft_context_start(context, device) : ENOMEM;
 
 	if (!rc) {
@@ -155,7 +155,7 @@ static void free_context(struct soft_context *context)
 
 void soft_context_release(struct soft_context *context)
 {
-	soft_engine_check_descriptors();
+	soft_engine_handle_lost_descriptors();
 	soft_lock();
 	context->children--;
 	bool last = context->children == 0 && context->closed;
@@ -177,7 +177,7 @@ int soft_ibv_close_device(struct ibv_context *ibv)
 
 	if (context->on_only_cm_pd_left)
 		return EINVAL; /* opened by the connection manager, not by the application */
-	soft_engine_check_descriptors();
+	soft_engine_handle_lost_descriptors();
 	soft_lock();
 	context->closed = true;
 	soft_list_each (struct soft_qp, qp, &context->qps, context_node)

@@ -143,6 +143,13 @@ static inline void *soft_finish_create(int rc, void *object)
 	return NULL;
 }
 
+/* Fail a create call before its object has been allocated. Sets errno to `rc` and returns NULL. */
+static inline void *soft_fail_create(int rc)
+{
+	errno = rc;
+	return NULL;
+}
+
 /* Take a reference to a context for a new object. */
 void soft_context_hold(struct soft_context *context);
 /* Release an object's reference. The last reference to a closed context frees it. Called without
@@ -157,13 +164,15 @@ void soft_context_stop(struct soft_context *context);
 
 /* ---- queue_memory.c ------------------------------------------------------------------------ */
 
-/* The resource types passed to an allocator. */
+/* The resource types passed to an allocator. Their upper 32 bits contain the driver ID, which is 0
+ * here (RDMA_DRIVER_UNKNOWN). */
 enum soft_resource { SOFT_SEND_QUEUE = 1, SOFT_RECEIVE_QUEUE, SOFT_COMPLETION_QUEUE };
 
-/* Allocate zeroed memory for a queue, using the parent domain `pd` unless it is NULL. Returns NULL
- * if no memory is available. Called without the lock, because it may call the application's
- * allocator. */
-void *soft_queue_alloc(struct ibv_pd *pd, size_t count, size_t size, enum soft_resource resource);
+/* Allocate zeroed memory for a queue, using the allocator of the parent domain `domain` if it has
+ * one. `domain` may also be NULL or a plain protection domain. Returns NULL if no memory is
+ * available. Called without the lock, because it may call the application's allocator. */
+void *soft_queue_alloc(struct ibv_pd *domain, size_t count, size_t size,
+		       enum soft_resource resource);
 /* Free the memory of a queue, which may be NULL. Called without the lock, because it may call the
  * application's allocator. */
 void soft_queue_free(void *memory);
@@ -201,6 +210,8 @@ int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *
  * even if this process has fewer devices. Any other address belongs to the first device whose table
  * contains it, or else to device 0. */
 int soft_gid_hca_number(const union ibv_gid *gid);
+/* Returns the local device that owns the address, or device 0 if this process lacks that device. */
+const struct soft_hca *soft_gid_hca(const union ibv_gid *gid);
 uint32_t soft_gid_port_bit(const union ibv_gid *gid); /* port bit of the GID's local device */
 /* Check whether a route exists from the local address `own` to `to`. Unless `to` is a multicast
  * address, both must belong to the same address family. Returns 0, or the error of the routing
@@ -239,6 +250,7 @@ void soft_port_attach(struct soft_context *context);
 void soft_port_detach(struct soft_context *context);
 /* Returns the number of devices of this process. The first call reads AIORDMA_EMBEDDED_DEVICES. */
 int soft_hca_count(void);
+int soft_hca_number(const struct soft_hca *hca);
 struct soft_hca *soft_hca_at(int number); /* returns device 0 if `number` is too high */
 /* Returns whether the queue pair's port is down. If the peer is in this process, the peer's port
  * counts as well. Ports of other processes are not known. */

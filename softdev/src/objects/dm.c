@@ -146,10 +146,10 @@ int soft_free_dm(struct ibv_dm *ibv)
 struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handle)
 {
 	struct soft_dm *dm = calloc(1, sizeof(*dm));
-	int rc = dm ? EINVAL : ENOMEM;
+	int rc = EINVAL; /* unless the handle is found */
 
 	if (!dm)
-		return soft_finish_create(rc, dm);
+		return soft_fail_create(ENOMEM);
 	soft_lock();
 	soft_list_each (struct soft_dm, found, &soft_device.objects->dms, node) {
 		if (found->ibv.handle != dm_handle ||
@@ -185,7 +185,7 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 			      size_t length, unsigned int access)
 {
 	struct soft_dm *dm = dm_of(ibv);
-	int rc = soft_mr_access(&access, SOFT_RIGHTS | IBV_ACCESS_ZERO_BASED);
+	int rc = soft_mr_access(&access, SOFT_COMMON_RIGHTS | IBV_ACCESS_ZERO_BASED);
 
 	/* Regions of device memory must be zero-based (ibv_alloc_dm(3)). */
 	if (!rc && !(access & IBV_ACCESS_ZERO_BASED))
@@ -196,13 +196,13 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	if (rc)
 		return soft_call_pointer_result("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle,
-						soft_finish_create(rc, NULL));
+						soft_fail_create(rc));
 	const struct soft_mr mr = {
 		.cannot_rereg = true,
 		.dm = dm,
 		.range =
 			{
-				.access = access | SOFT_ACCESS_CMA,
+				.access = access | SOFT_ACCESS_PROCESS_VM,
 				.memory = dm->memory + dm_offset,
 				.length = length,
 			},

@@ -109,14 +109,14 @@ int soft_gid_hca_number(const union ibv_gid *gid)
 	return number;
 }
 
-static const struct soft_hca *hca_of(const union ibv_gid *gid)
+const struct soft_hca *soft_gid_hca(const union ibv_gid *gid)
 {
 	return soft_hca_at(soft_gid_hca_number(gid));
 }
 
 uint32_t soft_gid_port_bit(const union ibv_gid *gid)
 {
-	return hca_of(gid)->port_bit;
+	return soft_gid_hca(gid)->port_bit;
 }
 
 bool soft_gid_is_multicast(const union ibv_gid *gid)
@@ -174,7 +174,7 @@ static void read_interface(struct soft_gid *gid, const struct ifaddrs *ifa)
 static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *ifa, enum scope scope,
 			 struct soft_gid *fresh, int count, int reserved)
 {
-	const int hca_number = __builtin_ctz(hca->port_bit);
+	const int hca_number = soft_hca_number(hca);
 
 	for (; ifa && count < SOFT_GIDS - reserved; ifa = ifa->ifa_next) {
 		union ibv_gid gid;
@@ -194,7 +194,7 @@ union ibv_gid soft_gid_loopback_of(const struct soft_hca *hca)
 {
 	union ibv_gid gid = soft_gid_loopback;
 
-	gid.raw[15] += (uint8_t)(hca - soft_device.objects->hcas);
+	gid.raw[15] += (uint8_t)soft_hca_number(hca);
 	return gid;
 }
 
@@ -228,7 +228,7 @@ static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 	int count = 0;
 
 	if (soft_device.platform->network) { /* a simulated network */
-		const int hca_number = __builtin_ctz(hca->port_bit);
+		const int hca_number = soft_hca_number(hca);
 
 		fresh[0] = (struct soft_gid){
 			.gid = soft_device.platform->network->address(hca_number)};
@@ -371,7 +371,7 @@ int soft_gid_index(const struct soft_hca *hca, const union ibv_gid *gid)
 
 bool soft_gid_is_local(const union ibv_gid *gid)
 {
-	return soft_gid_index(hca_of(gid), gid) >= 0;
+	return soft_gid_index(soft_gid_hca(gid), gid) >= 0;
 }
 
 bool soft_gid_is_on_this_host(const union ibv_gid *gid)
@@ -381,7 +381,7 @@ bool soft_gid_is_on_this_host(const union ibv_gid *gid)
 
 uint32_t soft_gid_scope_id(const union ibv_gid *gid, const union ibv_gid *own)
 {
-	const struct soft_hca *hca = hca_of(own);
+	const struct soft_hca *hca = soft_gid_hca(own);
 	int index = scope_of(gid) == SCOPE_LINK ? index_of(hca, own) : -1;
 
 	return index < 0 ? 0 : hca->gids[index].ifindex;

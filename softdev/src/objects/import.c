@@ -129,7 +129,8 @@ void soft_ibv_unimport_mr(struct ibv_mr *ibv)
 {
 	struct soft_mr *mr = soft_container(ibv, struct soft_mr, ibv);
 
-	/* If an import has been deregistered first, this call releases the original. */
+	/* An application may deregister the import, which frees it, and then free the original by
+	 * unimporting it (ibv_import_mr(3)). */
 	if (!mr->imported) {
 		soft_ibv_dereg_mr(ibv);
 		return;

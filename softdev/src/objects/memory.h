@@ -15,7 +15,7 @@ struct soft_range {
 	bool on_demand; /* pages are faulted in on access */
 	bool excluded_from_served; /* see aiordma_device_calls.exclude_from_served */
 	bool is_null; /* a null region, which reads as zeros and discards writes */
-	unsigned access; /* enum ibv_access_flags, SOFT_ACCESS_CMA */
+	unsigned access; /* enum ibv_access_flags, SOFT_ACCESS_PROCESS_VM */
 	uint32_t qp_num; /* the only queue pair that may use a type 2B window; otherwise 0 */
 	const struct ibv_pd *pd;
 	uint8_t *memory;
@@ -24,12 +24,12 @@ struct soft_range {
 };
 
 /* Access rights that all kinds of regions support. */
-#define SOFT_RIGHTS                                                                                \
+#define SOFT_COMMON_RIGHTS                                                                         \
 	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |               \
 	 IBV_ACCESS_REMOTE_ATOMIC)
 
 /* Additional access flag for memory that another process can copy with process_vm_readv(2). */
-#define SOFT_ACCESS_CMA (1u << 31)
+#define SOFT_ACCESS_PROCESS_VM (1u << 31)
 
 /* Add a range with a random key. Returns 0 or an errno value. */
 int soft_range_add(struct soft_range *range);

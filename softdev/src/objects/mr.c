@@ -15,8 +15,8 @@
 enum {
 	/* Bits 20 to 29 are hints that are ignored if they do not apply (ibv_reg_mr(3)). */
 	OPTIONAL_RIGHTS = 0x3ff00000,
-	RIGHTS = SOFT_RIGHTS | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB |
-		IBV_ACCESS_ON_DEMAND | IBV_ACCESS_FLUSH_GLOBAL,
+	RIGHTS = SOFT_COMMON_RIGHTS | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
+		IBV_ACCESS_HUGETLB | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_FLUSH_GLOBAL,
 };
 
 int soft_mr_access(unsigned *access, unsigned allowed)
@@ -68,7 +68,7 @@ static int init_range(struct soft_range *range, void *addr, size_t length, uint6
 	if (rc == EFAULT) /* note the reason */
 		soft_refuse(rc, "PAGES");
 	*range = (struct soft_range){
-		.access = access | SOFT_ACCESS_CMA,
+		.access = access | SOFT_ACCESS_PROCESS_VM,
 		.memory = addr,
 		.start = access & IBV_ACCESS_ZERO_BASED ? 0 : iova,
 		.length = length,
@@ -110,8 +110,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	int rc = init_range(&mr.range, addr, length, iova, access, page_check);
 
 	return soft_call_pointer_result("ibv_reg_mr", "pd", soft_pd_root(pd)->handle,
-					rc ? soft_finish_create(rc, NULL)
-					   : soft_mr_register(pd, &mr));
+					rc ? soft_fail_create(rc) : soft_mr_register(pd, &mr));
 }
 
 struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -204,13 +203,13 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 
 	soft_unlock();
 	bool input_error = rc;
+	/* init_range() adds SOFT_ACCESS_PROCESS_VM again. */
+	const unsigned old_rights = mr->range.access & ~SOFT_ACCESS_PROCESS_VM;
 
 	if (!rc) /* without the lock, because faulting in pages can take a long time */
 		rc = init_range(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
 				moved ? (uintptr_t)addr : mr->range.start,
-				flags & IBV_REREG_MR_CHANGE_ACCESS
-					? (unsigned)access
-					: mr->range.access & ~SOFT_ACCESS_CMA, /* set again */
+				flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned)access : old_rights,
 				CHECK_PAGES);
 	soft_lock();
 	if (!input_error && mr->windows) {

@@ -47,7 +47,7 @@ static int check_dmabuf(uint64_t offset, size_t length, uint64_t iova, int fd, u
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	struct stat status;
-	int rc = soft_mr_access(access, SOFT_RIGHTS);
+	int rc = soft_mr_access(access, SOFT_COMMON_RIGHTS);
 
 	if (rc)
 		return rc;
@@ -85,7 +85,7 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 		mr.ibv.addr = (void *)(uintptr_t)offset; /* like libibverbs */
 		mr.range = (struct soft_range){
 			/* A dma-buf may be device memory, which process_vm_readv(2) cannot copy. */
-			.access = rights | (is_file ? SOFT_ACCESS_CMA : 0),
+			.access = rights | (is_file ? SOFT_ACCESS_PROCESS_VM : 0),
 			.memory = (uint8_t *)mr.mapping + page_offset,
 			.start = iova,
 			.length = length,

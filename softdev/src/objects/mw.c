@@ -171,7 +171,7 @@ bool soft_bind_execute(const struct soft_qp *qp, const struct soft_send_wqe *sen
 	mw->region = mr;
 	mr->windows++;
 	mw->range.bound = true;
-	mw->range.access = bind->access | (mr->range.access & SOFT_ACCESS_CMA);
+	mw->range.access = bind->access | (mr->range.access & SOFT_ACCESS_PROCESS_VM);
 	mw->range.qp_num = mw->ibv.type == IBV_MW_TYPE_2 ? qp->ibv.qp_num : 0;
 	mw->range.on_demand = mr->range.on_demand;
 	mw->range.memory = mr->range.memory + (bind->address - mr->range.start);

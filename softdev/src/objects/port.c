@@ -86,6 +86,11 @@ int soft_hca_count(void)
 	return objects->hca_count;
 }
 
+int soft_hca_number(const struct soft_hca *hca)
+{
+	return (int)(hca - soft_device.objects->hcas);
+}
+
 struct soft_hca *soft_hca_at(int number)
 {
 	return &soft_device.objects->hcas[number < soft_hca_count() ? number : 0];

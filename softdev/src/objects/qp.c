@@ -107,7 +107,7 @@ static void rnr_expired(struct soft_timer *timer)
 {
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, rnr_timer);
 
-	qp->rnr_waiting = false;
+	qp->rnr_paused = false;
 	soft_qp_kick(qp);
 }
 
@@ -193,8 +193,8 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 		qp->ibv.handle = qp->ibv.qp_num;
 		soft_list_append(&soft_context_of(context)->qps, &qp->context_node);
 		count_users(qp, 1);
-		if (qp->transport->created)
-			qp->transport->created();
+		if (qp->transport->qp_created)
+			qp->transport->qp_created();
 		SOFT_TRACE(created, qp);
 	}
 	soft_unlock();
@@ -209,7 +209,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 {
 	struct soft_qp *qp = soft_qp_of(ibv);
 
-	soft_engine_check_descriptors();
+	soft_engine_handle_lost_descriptors();
 	soft_lock();
 	if (!soft_list_empty(&qp->attachments)) {
 		soft_unlock();
@@ -217,9 +217,10 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 		return soft_call_result("ibv_destroy_qp", "qp_num", ibv->qp_num,
 					soft_refuse(EBUSY, "IN_USE"));
 	}
-	/* In a forked child, the transport no longer counts the parent's queue pairs. */
-	if (qp->transport->destroyed && !soft_context_inherited(soft_context_of(ibv->context)))
-		qp->transport->destroyed();
+	/* The transport counts its queue pairs, to receive only while it has any. In a forked child,
+	 * the count does not include the parent's queue pairs. */
+	if (qp->transport->qp_destroyed && !soft_context_inherited(soft_context_of(ibv->context)))
+		qp->transport->qp_destroyed();
 	soft_qp_enter_reset(qp);
 	SOFT_TRACE(destroyed, qp);
 	soft_qp_number_release(ibv->qp_num);
@@ -253,7 +254,7 @@ static void stop_timers(struct soft_qp *qp)
 	soft_timer_stop(&qp->rnr_timer);
 	soft_timer_stop(&qp->reach_timer);
 	soft_timer_stop(&qp->retry_timer);
-	qp->rnr_waiting = qp->loss_reported = false;
+	qp->rnr_paused = qp->loss_reported = false;
 }
 
 void soft_qp_enter_reset(struct soft_qp *qp)
@@ -506,7 +507,7 @@ static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, in
 	struct soft_gid own;
 	/* Accept rights that only apply to regions, because programs pass the same rights here as
 	 * at registration. */
-	const unsigned rights = SOFT_RIGHTS | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
+	const unsigned rights = SOFT_COMMON_RIGHTS | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
 				IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB |
 				IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT |
 				IBV_ACCESS_RELAXED_ORDERING;
@@ -697,7 +698,7 @@ int soft_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mas
 {
 	const bool skip_route_check = false;
 
-	soft_engine_check_descriptors();
+	soft_engine_handle_lost_descriptors();
 	soft_lock();
 	int rc = soft_modify_qp_locked(qp, attr, attr_mask, skip_route_check);
 

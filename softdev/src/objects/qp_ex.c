@@ -99,8 +99,7 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 	}
 	if (rc) {
 		soft_batch_destroy(batch);
-		return soft_call_pointer_result("ibv_create_qp_ex", NULL, 0,
-						soft_finish_create(rc, NULL));
+		return soft_call_pointer_result("ibv_create_qp_ex", NULL, 0, soft_fail_create(rc));
 	}
 	attr->cap = init.cap;
 	soft_qp_of(ibv)->block_self_multicast = flags_of(attr); /* the only supported flag */

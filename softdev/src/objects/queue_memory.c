@@ -25,15 +25,15 @@ static void count_block(struct soft_pd *pd, int change)
 	soft_unlock();
 }
 
-void *soft_queue_alloc(struct ibv_pd *ibv, size_t count, size_t size, enum soft_resource resource)
+void *soft_queue_alloc(struct ibv_pd *domain, size_t count, size_t size,
+		       enum soft_resource resource)
 {
-	struct soft_pd *pd = ibv ? soft_container(ibv, struct soft_pd, ibv) : NULL;
+	struct soft_pd *pd = domain ? soft_pd_of(domain) : NULL;
 	size_t length = sizeof(struct block) + count * size;
 	struct block *block = use_default_allocator;
 
-	/* The upper 32 bits of a resource type are the driver ID, here RDMA_DRIVER_UNKNOWN (0). */
 	if (pd && pd->alloc)
-		block = pd->alloc(ibv, pd->pd_context, length, ALIGNMENT, resource);
+		block = pd->alloc(domain, pd->pd_context, length, ALIGNMENT, resource);
 	if (block == use_default_allocator) {
 		/* Allocate one more byte, so that an empty queue also points into its block. Leak
 		 * sanitizers look for such pointers. */

@@ -223,8 +223,9 @@ struct soft_qp {
 	struct soft_responder responder;
 	struct aiordma_served *served; /* NULL until count_served is called */
 	uint8_t rnr_retries_remaining; /* remaining RNR retries; 7 means forever */
-	bool rnr_refused; /* whether an RNR NAK has arrived since the last completed request */
-	bool rnr_waiting;
+	/* whether an RNR NAK has arrived since a request was last acknowledged or completed */
+	bool rnr_nak_since_progress;
+	bool rnr_paused; /* whether sending waits for `rnr_timer` after an RNR NAK */
 	struct soft_window *window; /* congestion window; NULL if unlimited */
 	struct soft_timer rnr_timer;
 	uint8_t retries_remaining; /* see req_retransmit.c */

@@ -117,7 +117,7 @@ struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_i
 					   !attr->cq || attr->cq->context != context)))
 		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	if (rc)
-		srq = soft_finish_create(rc, NULL);
+		srq = soft_fail_create(rc);
 	else if (type == IBV_SRQT_XRC)
 		srq = create(attr->pd, &init, soft_xrcd_of(attr->xrcd), attr->cq);
 	else

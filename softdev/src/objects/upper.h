@@ -6,8 +6,8 @@
 
 /* The callbacks of a transport (rc/, ud/). Members may be NULL where noted. */
 struct soft_transport {
-	void (*created)(void); /* called after a queue pair is created; may be NULL */
-	void (*destroyed)(void); /* called when a queue pair is destroyed; may be NULL */
+	void (*qp_created)(void); /* called after a queue pair is created; may be NULL */
+	void (*qp_destroyed)(void); /* called when a queue pair is destroyed; may be NULL */
 	/* Prepare the transition from INIT to RTR. The peer may have up to `depth` READs and
 	 * atomics outstanding, and `psn` is the first expected PSN. Returns 0 or an errno value.
 	 * May be NULL. */

@@ -112,7 +112,7 @@ int soft_close_xrcd(struct ibv_xrcd *ibv)
 	struct soft_xrcd *xrcd = soft_xrcd_of(ibv);
 	struct soft_xrc_domain *domain = xrcd->domain;
 
-	soft_engine_check_descriptors();
+	soft_engine_handle_lost_descriptors();
 	/* If the application has closed all descriptors, domain->file may be another file. */
 	bool descriptors_lost =
 		soft_channel_has_lost_descriptors(&soft_context_of(ibv->context)->async);

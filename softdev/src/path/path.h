@@ -72,7 +72,7 @@ struct soft_chan_ops {
 	bool (*needs_probe)(struct soft_chan *chan, bool waiting);
 	/* Called when the other machine has been silent for `silence_limit_ns`. The callback must
 	 * end the channel. */
-	void (*silent)(struct soft_chan *chan);
+	void (*end_after_silence)(struct soft_chan *chan);
 	/* Called when the channel no longer exists, so the owner must not end it. `error` is 0 if
 	 * the peer ended or refused the channel, ECONNRESET if its process has ended, ECONNREFUSED
 	 * if it refused to attach, EPROTO if it violated the format, and ENOMEM if a control record

@@ -15,7 +15,7 @@
 static void continue_sending(struct soft_qp *qp)
 {
 	qp->rnr_retries_remaining = qp->attr.rnr_retry;
-	qp->rnr_refused = false;
+	qp->rnr_nak_since_progress = false;
 	soft_send_advance(qp);
 	soft_requester_reset_retries(qp);
 	if (qp->ibv.state == IBV_QPS_ERR)
@@ -105,9 +105,11 @@ static uint64_t rnr_delay_ns(uint8_t code)
 	return (uint64_t)delays[code & 31] * 10000u;
 }
 
+/* Pause sending after an RNR NAK, because the responder is not ready to receive. Fail the oldest
+ * request if it has no retries left. */
 static enum soft_sink handle_rnr_nak(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	if (qp->rnr_waiting)
+	if (qp->rnr_paused)
 		return SOFT_SINK_NONE; /* a duplicate */
 	/* A retry count of 7 means to retry forever (IBTA 9.7.5.2.8). continue_sending() resets
 	 * the count when a request has been acknowledged or completed. */
@@ -121,7 +123,7 @@ static enum soft_sink handle_rnr_nak(struct soft_qp *qp, const struct soft_frame
 	SOFT_TRACE(retry, qp, "RNR");
 	/* The responder has not accepted this PSN or any later one. */
 	soft_requester_go_back(qp);
-	qp->rnr_refused = qp->rnr_waiting = true;
+	qp->rnr_nak_since_progress = qp->rnr_paused = true;
 	soft_timer_start(&qp->rnr_timer, soft_now() + rnr_delay_ns(frame->syndrome));
 	return SOFT_SINK_NONE;
 }
@@ -132,7 +134,7 @@ static enum soft_sink handle_sequence_nak(struct soft_qp *qp)
 {
 	/* If the requester waits after an RNR NAK, or has already gone back, the NAK refers to
 	 * packets that will be sent again in any case. */
-	if (!qp->rnr_waiting && qp->sq.next_psn != qp->sq.unacked)
+	if (!qp->rnr_paused && qp->sq.next_psn != qp->sq.unacked)
 		soft_requester_retry(qp);
 	return SOFT_SINK_NONE;
 }

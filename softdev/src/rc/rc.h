@@ -138,8 +138,8 @@ uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_curso
 
 /* Destination of a received frame's payload. */
 enum soft_sink {
-	SOFT_SINK_NONE, /* no payload */
-	SOFT_SINK_DISCARD, /* dropped together with the frame */
+	SOFT_SINK_NONE, /* valid frame without a payload */
+	SOFT_SINK_DISCARD, /* nowhere; the rest of the frame is ignored */
 	SOFT_SINK_SMALL, /* the link's small buffer */
 	SOFT_SINK_RECEIVE, /* receive at the head of the queue */
 	SOFT_SINK_WRITE, /* memory that the peer's request addresses */

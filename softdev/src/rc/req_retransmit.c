@@ -21,7 +21,7 @@
 /* Returns whether a response is outstanding on a link that may lose it. */
 static bool may_lose_response(const struct soft_qp *qp)
 {
-	return qp->sq.unacked != qp->sq.unsent && !qp->rnr_waiting && qp->link &&
+	return qp->sq.unacked != qp->sq.unsent && !qp->rnr_paused && qp->link &&
 	       qp->link->state == SOFT_LINK_UP && qp->link->is_lossy;
 }
 

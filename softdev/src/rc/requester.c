@@ -132,7 +132,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 {
 	soft_assert_locked();
 	while (cursor->next != qp->sq.tail && soft_send_at(qp, cursor->next)->local) {
-		if (qp->rnr_waiting ||
+		if (qp->rnr_paused ||
 		    !soft_send_execute_local(qp, soft_send_at(qp, cursor->next), cursor->reads))
 			return false;
 		cursor->next++;
@@ -141,7 +141,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	uint8_t opcode = wire_opcodes[send->opcode];
 	bool by_cma = false;
 
-	if (cursor->next == qp->sq.tail || qp->rnr_waiting || send->status)
+	if (cursor->next == qp->sq.tail || qp->rnr_paused || send->status)
 		return false;
 	bool first = cursor->next_psn == send->psn;
 
@@ -264,8 +264,8 @@ int soft_requester_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 	if (!inlined && !soft_is_read(out->frame.opcode))
 		return soft_sge_to_iovecs(qp->ibv.pd, soft_send_sges(qp, out->index), send->num_sge,
 					  soft_message_offset(qp, out->frame.psn, send->psn),
-					  out->frame.length, out->by_cma ? SOFT_ACCESS_CMA : 0, iov,
-					  room);
+					  out->frame.length,
+					  out->by_cma ? SOFT_ACCESS_PROCESS_VM : 0, iov, room);
 	/* Atomics send their arguments, and an inline ATOMIC WRITE has its data there as well. */
 	*iov = (struct iovec){.iov_base = send->arguments, .iov_len = out->frame.length};
 	if (inlined && (out->frame.opcode == SOFT_SEND || out->frame.opcode == SOFT_WRITE))

@@ -841,7 +841,7 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 		memory = soft_remote_memory(
 			qp, soft_remote_pd(qp, response->srq_num), response->rkey,
 			response->address + offset, out->frame.length,
-			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
+			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_PROCESS_VM : 0));
 	if (!memory)
 		return -1;
 	/* If the data was copied because a later request overwrites it, send the copy. The check

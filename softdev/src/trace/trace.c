@@ -383,7 +383,7 @@ void soft_trace_registered(const struct soft_range *range)
 	put_number(&line, "pd", range->pd->handle);
 	put_number(&line, "addr", range->start);
 	put_number(&line, "length", range->length);
-	put_access(&line, range->access & ~SOFT_ACCESS_CMA);
+	put_access(&line, range->access & ~SOFT_ACCESS_PROCESS_VM);
 	write_line(&line);
 }
 

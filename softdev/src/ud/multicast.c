@@ -47,8 +47,11 @@ static uint32_t address_of(const union ibv_gid *gid)
 	return htonl(0xefc00000u | (hash >> 14));
 }
 
-static uint32_t loopback_interface(void)
+/* Returns the index of the loopback interface, through which messages reach the other processes of
+ * this host, or 0 if the interface is down. */
+static uint32_t loopback_ifindex(void)
 {
+	/* Every device has a GID on this interface, and every process has device 0. */
 	const struct soft_hca *hca = soft_hca_at(0);
 	struct soft_gid gid;
 
@@ -61,7 +64,7 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 			 const struct iovec *payload, int count)
 {
 	soft_assert_locked();
-	uint32_t address = address_of(&path->destination), loopback = loopback_interface();
+	uint32_t address = address_of(&path->destination), loopback = loopback_ifindex();
 
 	/* The loopback interface leads to the members on this host, because the socket's own
 	 * multicast loop is disabled. */
@@ -112,7 +115,7 @@ static void ready(struct soft_fd_watch *watch)
 static int join(int fd, uint32_t address)
 {
 	struct ip_mreqn request = {.imr_multiaddr.s_addr = address,
-				   .imr_ifindex = (int)loopback_interface()};
+				   .imr_ifindex = (int)loopback_ifindex()};
 
 	if (setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof(request)) &&
 	    errno != EADDRINUSE)

@@ -294,8 +294,8 @@ void soft_ud_set_packets(const struct soft_ud_packets *packets)
 const struct soft_transport soft_ud_transport = {
 	.prepare_rtr = prepare_rtr,
 	.undo_prepare_rtr = undo_prepare_rtr,
-	.created = soft_datagram_hold,
-	.destroyed = soft_datagram_release,
+	.qp_created = soft_datagram_hold,
+	.qp_destroyed = soft_datagram_release,
 	.output = output,
 };
 

@@ -267,7 +267,7 @@ static struct soft_qp *wait_for_rnr_retry(struct stage *stage, uint8_t rnr_left)
 
 static bool is_rnr_wait_over(struct soft_qp *qp)
 {
-	return LOCKED(!qp->rnr_waiting);
+	return LOCKED(!qp->rnr_paused);
 }
 
 /* Check that a message restarts after an RNR NAK for a frame that has been partly sent. The device
@@ -293,7 +293,7 @@ static void message_restarts_after_rnr_nak_for_partly_sent_frame(bool over_first
 			soft_progress();
 	expect_send_frame(&stage, 0, 0, SOFT_FRAME_MAX);
 	soft_lock();
-	if (qp->rnr_waiting)
+	if (qp->rnr_paused)
 		soft_timer_start(&qp->rnr_timer, soft_now());
 	soft_unlock();
 	expect_send_frame(&stage, 0, 0, SOFT_FRAME_MAX);

@@ -157,7 +157,7 @@ static void message_sent_before_exit_is_received(void)
 static bool waits_for_a_receive(struct side *side)
 {
 	expect_no_wc(side);
-	return LOCKED(soft_qp_of(side->qp)->rnr_waiting);
+	return LOCKED(soft_qp_of(side->qp)->rnr_paused);
 }
 
 /* Wait until the parent has sent its request again, and take the request from the child's socket

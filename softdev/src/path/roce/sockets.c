@@ -64,20 +64,21 @@ static void report_too_long(uint32_t length)
 		length);
 }
 
-/* Returns whether a run that could not be sent must stay staged until its socket is writable.
- * Otherwise, the caller drops the run. */
-static bool must_retry(const struct soft_roce_run *run, int error)
+/* Handle the error of a system call that has sent none of its runs. Returns true if the first run
+ * stays staged until its socket is writable, and false if the caller must drop it. */
+static bool handle_send_error(const struct soft_roce_run *run, int error)
 {
 	switch (error) {
 	case EAGAIN:
-		return !soft_watch(&run->sender->watch, EPOLLOUT);
+		/* If the socket cannot be watched, nothing would report that it is writable. */
+		return soft_watch(&run->sender->watch, EPOLLOUT) == 0;
 	case EMSGSIZE:
 		report_too_long(run->segment);
 		return false;
 	case EIO:
 	case EINVAL:
 		/* The kernel cannot split runs if the network device lacks checksum offload
-		 * (udp(7)). */
+		 * (udp(7)). Later packets are sent one by one. */
 		run->sender->no_segmentation |= run->count > 1;
 		return false;
 	default:
@@ -159,7 +160,7 @@ static void send_runs(const struct soft_roce_run *runs, unsigned count)
 	while (sent < 0 && errno == EINTR);
 	if (sent > 0)
 		soft_device.roce->run_sent += (uint32_t)sent;
-	else if (must_retry(runs, errno))
+	else if (handle_send_error(runs, errno))
 		soft_device.roce->blocked = true;
 	else
 		drop_run(runs);

@@ -350,5 +350,5 @@ const struct soft_subsystem soft_shm_subsystem = {
 	.port_changed = port_changed,
 	.poll = soft_shm_poll,
 	.has_input = soft_shm_has_input,
-	.need_notify = soft_shm_need_notify,
+	.set_need_notify = soft_shm_set_need_notify,
 };

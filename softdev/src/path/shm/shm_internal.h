@@ -134,7 +134,7 @@ bool soft_shm_poll(void);
  * soft_subsystem.has_input. */
 bool soft_shm_has_input(void);
 /* Arm all rings of the poll set if `on` is set, so that their peers notify this process. Otherwise
- * disarm them, because a thread polls. Implements soft_subsystem.need_notify. */
-void soft_shm_need_notify(bool on);
+ * disarm them, because a thread polls. Implements soft_subsystem.set_need_notify. */
+void soft_shm_set_need_notify(bool on);
 /* Poll all rings again after a port has come up. */
 void soft_shm_resume(void);

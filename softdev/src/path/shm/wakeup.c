@@ -22,9 +22,9 @@
  * ring again.
  *
  * A ring that is not armed is polled by the engine's thread at every tick, or by an application
- * thread. Before such a thread stops polling, it calls soft_shm_need_notify, which arms every ring
- * of the poll set and then reads once more. If records are found, or a bounded visit leaves some
- * unread, soft_engine_schedule_step makes the epoll set readable.
+ * thread. Before such a thread stops polling, it calls soft_shm_set_need_notify, which arms every
+ * ring of the poll set and then reads once more. If records are found, or a bounded visit leaves
+ * some unread, soft_engine_schedule_step makes the epoll set readable.
  *
  * Room in a ring that this process writes to is handled in the same way: this process requests
  * room, arms its own ring, and only then checks for room once more.
@@ -187,7 +187,7 @@ bool soft_shm_has_input(void)
 	return false;
 }
 
-void soft_shm_need_notify(bool on)
+void soft_shm_set_need_notify(bool on)
 {
 	soft_assert_locked();
 	bool more = false;

@@ -144,22 +144,25 @@ void soft_liveness_check(struct soft_timer *timer)
 	uint32_t previous_probes = tcp->unanswered_probes;
 
 	tcp->unanswered_probes = info.tcpi_probes;
+	/* The last ACK may be much older than the data in flight if the stream was idle before. */
 	since_last_ack_ns = info.tcpi_last_ack_recv * UINT64_C(1000000);
 	if (since_last_ack_ns < silence_ns)
 		silence_ns = since_last_ack_ns;
-	/* While the peer's receive window is closed, the kernel probes it at growing intervals
-	 * (tcp(7)). A single unanswered probe is normal, because a kernel answers at most two
-	 * probes per second (tcp_invalid_ratelimit). Ignore the silence unless two consecutive
-	 * checks have found MIN_UNANSWERED or more unanswered probes. */
-	bool probing = info.tcpi_unacked == 0;
+	/* If no segment is in flight although data is outstanding, the peer's receive window is
+	 * closed, and the kernel probes it at growing intervals (tcp(7)). A single unanswered probe
+	 * is normal, because a kernel answers at most two probes per second
+	 * (tcp_invalid_ratelimit). Ignore the silence unless two consecutive checks have found
+	 * MIN_UNANSWERED or more unanswered probes. */
+	bool window_closed = info.tcpi_unacked == 0;
 
 	soft_timer_start(timer, now + interval);
-	if (probing && (previous_probes < MIN_UNANSWERED || info.tcpi_probes < MIN_UNANSWERED))
+	if (window_closed &&
+	    (previous_probes < MIN_UNANSWERED || info.tcpi_probes < MIN_UNANSWERED))
 		return;
 	tcp->stale |= silence_ns >= soft_liveness_limit();
 	tcp->use_count++;
 	while ((chan = find_overdue(tcp, silence_ns)))
-		chan->calls->silent(chan);
+		chan->calls->end_after_silence(chan); /* also removes it from the stream */
 	soft_tcp_path_release(tcp);
 }
 
@@ -179,9 +182,10 @@ void soft_liveness_update(struct soft_path *path)
 		soft_timer_stop(&tcp->liveness_timer);
 }
 
-/* Returns the time in ns since the last ACK if the kernel's probes are unanswered, and 0 otherwise.
- * The silence began with that ACK, even if the application has just sent a keep-alive message. */
-static uint64_t unanswered_ns(int fd)
+/* Returns how long, in ns, the peer's machine has already been silent when data is sent. This is
+ * the time since the last ACK if the kernel's keep-alive probes are unanswered, and 0 otherwise. If
+ * it were always 0, a message from the application would delay the detection of a dead peer. */
+static uint64_t silence_before_send_ns(int fd)
 {
 	struct tcp_info info = {0};
 	socklen_t length = sizeof(info);
@@ -196,6 +200,6 @@ void soft_liveness_sent(struct soft_tcp_path *tcp)
 	if (!tcp->liveness_limit_ns || tcp->liveness_timer.running)
 		return;
 	tcp->unanswered_probes = 0;
-	tcp->silence_start_ns = soft_now() - unanswered_ns(tcp->watch.fd);
+	tcp->silence_start_ns = soft_now() - silence_before_send_ns(tcp->watch.fd);
 	soft_timer_start(&tcp->liveness_timer, soft_now() + tcp->liveness_limit_ns / CHECKS);
 }

@@ -677,7 +677,7 @@ struct soft_tcp_path *soft_tcp_path_adopt(int fd)
 	return tcp;
 }
 
-struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port)
+struct soft_tcp_path *soft_tcp_path_find_shared(int fd, uint16_t path_port)
 {
 	struct soft_tcp_addresses addresses;
 
@@ -690,7 +690,7 @@ struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port)
 	return NULL;
 }
 
-bool soft_tcp_path_is_parallel(const struct soft_tcp_path *tcp, int fd)
+bool soft_tcp_path_has_addresses_of(const struct soft_tcp_path *tcp, int fd)
 {
 	struct soft_tcp_addresses addresses;
 

@@ -83,9 +83,9 @@ struct soft_tcp_path *soft_tcp_path_adopt(int fd);
 void soft_tcp_path_release(struct soft_tcp_path *tcp);
 /* Find a path that was created from a CM stream to port `path_port` and connects the same addresses
  * as the socket. Returns NULL if none exists. */
-struct soft_tcp_path *soft_tcp_path_parallel(int fd, uint16_t path_port);
+struct soft_tcp_path *soft_tcp_path_find_shared(int fd, uint16_t path_port);
 /* Returns whether the path connects the same two addresses as the socket. */
-bool soft_tcp_path_is_parallel(const struct soft_tcp_path *tcp, int fd);
+bool soft_tcp_path_has_addresses_of(const struct soft_tcp_path *tcp, int fd);
 /* Handle bytes that the caller has already read from the stream. */
 void soft_tcp_path_input(struct soft_tcp_path *tcp, const void *bytes, size_t length);
 /* Send the output of all paths that delay it. The data is written when the lock is released. */
