@@ -166,9 +166,9 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             tuple[Sequence[verbs.SendWorkRequest], asyncio.Future[list[Completed]]]
         ] = deque()
         self._cause: Exception | None = None  # why all further requests fail
-        self._watch = Watch(self._channel.fd, shutdown.weakly(self._on_completions))
+        self._watch = Watch(self._channel.fd, shutdown.weak_method(self._on_completions))
         self._events = ContextEvents.for_context(pd.context)
-        self._token = self._events.subscribe(shutdown.weakly(self._on_event))
+        self._token = self._events.subscribe(shutdown.weak_method(self._on_event))
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.for_running_loop()
         if id is None:  # an AsyncConnectionId closes its queue pair

@@ -44,7 +44,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         self.context = context
         self._owns_context = owned
         self._source = ContextEvents.for_context(context)
-        self._token = self._source.subscribe(shutdown.weakly(self._on_event))
+        self._token = self._source.subscribe(shutdown.weak_method(self._on_event))
         self._events: deque[verbs.AsyncEvent] = deque()
         self._waiters = WaitQueue()
         self._closed = False

@@ -170,7 +170,7 @@ class _Server:
             unready_path.unlink(missing_ok=True)
             raise
         # A forked child must not keep the socket listening after this process has ended.
-        self._inode = fork.add_socket(self._listener.fileno())
+        fork.register_socket(self._listener.fileno())
         self._pid = os.getpid()
         atexit.register(self._remove)
         ServiceThread(self._serve, "aiordma.monitoring").start()

@@ -40,21 +40,21 @@ SLAB_SIZE = 4 << 20
 MIN_BLOCK_SIZE = 256
 
 # The maximum number of bytes to cache for each block size, enough for a burst of requests.
-READY_BYTES = 4 << 20
+MAX_CACHED_BYTES = 4 << 20
 # The maximum number of unused slabs that stay registered.
 SPARE_SLABS = 4
 # While user requests wait for memory, the library's internal requests may overtake them. The memory
 # that internal requests obtain this way is limited to 1/INTERNAL_SHARE of the pool.
 INTERNAL_SHARE = 8
 # The maximum total size of the cached blocks that are larger than a slab, in bytes.
-LARGE_READY_BYTES = 256 << 20
+MAX_LARGE_CACHED_BYTES = 256 << 20
 
 REMOTE_RIGHTS = (
     verbs.AccessFlags.REMOTE_WRITE | verbs.AccessFlags.REMOTE_READ | verbs.AccessFlags.REMOTE_ATOMIC
 )
 
 
-NO_MEMORY = memoryview(b"")
+EMPTY_VIEW = memoryview(b"")
 
 
 class Block(PoolBlock, Mapped):
@@ -91,7 +91,7 @@ class Block(PoolBlock, Mapped):
         A released Buffer still refers to its block. Without this call, the Buffer would keep the
         memory alive.
         """
-        self.view = NO_MEMORY
+        self.view = EMPTY_VIEW
 
 
 class PoolStatistics(NamedTuple):
@@ -169,13 +169,13 @@ class LargeBlocks:
         return blocks.pop()
 
     def put(self, block: Block) -> None:
-        if self._cached_bytes + block.size <= LARGE_READY_BYTES:
+        if self._cached_bytes + block.size <= MAX_LARGE_CACHED_BYTES:
             self._cached.setdefault(block.size, []).append(block)
             self._cached_bytes += block.size
         else:
             self._close(block)
 
-    def drop(self) -> None:
+    def deregister_all(self) -> None:
         """Deregister all cached blocks."""
         for blocks in self._cached.values():
             while blocks:
@@ -220,7 +220,7 @@ class MemoryPool(BlockCache):
         if self._local_dma is not None:
             self.local_dma_lkey = self._local_dma.lkey
             self.local_dma_mr: int = address_of_mr(self._local_dma)
-        self.ready_bytes = READY_BYTES
+        self.max_cached_bytes = MAX_CACHED_BYTES
         self._waiters: PoolWaiters[Block] = PoolWaiters(self._block, limit // INTERNAL_SHARE, clock)
         """The tasks that are waiting for memory."""
         self.internal_waiters: Sized
@@ -367,7 +367,7 @@ class MemoryPool(BlockCache):
     def _register(self, size: int) -> verbs.MemoryRegion:
         registered = self._registered
         if not registered.has_room(size):
-            self._large.drop()
+            self._large.deregister_all()
         if not registered.has_room(size):
             self._drop_slabs(keep=0)
         if not registered.has_room(size):
@@ -376,7 +376,7 @@ class MemoryPool(BlockCache):
 
     def _reclaim(self) -> None:
         """Return cached blocks to their slabs, where they can be merged."""
-        for block in self.clear_ready():
+        for block in self.take_cached_blocks():
             self._free(block)
 
     def _free(self, block: Block) -> None:
@@ -424,12 +424,13 @@ class MemoryPool(BlockCache):
         self.local_dma_lkey: int = 0
         if self._local_dma is not None:
             self._local_dma.close()
-        self._large.drop()
-        for block in self.clear_ready():
+        self._large.deregister_all()
+        # Released buffers still refer to their blocks.
+        for block in self.take_cached_blocks():
             block.retire()
         # The pool must not keep the memory alive. Only the regions and the users' views may.
         for slab, (region, _) in self._regions.items():
-            self._regions[slab] = region, NO_MEMORY
+            self._regions[slab] = region, EMPTY_VIEW
         self._waiters.fail(BufferStateError("the memory pool is closed"))
 
 

@@ -677,11 +677,16 @@ async def listen_with(
         )
     if not addresses:
         raise ValueError("host must not be an empty sequence")
-    # Create the listener after the last await, because its constructor stores the loop's
-    # LoopShutdown. The LoopShutdown ends if the loop's last open object is closed during an await.
+    # Create the listener after the last await. Its constructor stores the loop's LoopShutdown,
+    # which another task may end during an await by closing the loop's last open object.
     listener = Listener(devices[0].name, backlog)
     acceptor = Acceptor(
-        config, security, devices, deliver_to(listener), shutdown.weakly(listener._fail), on_request
+        config,
+        security,
+        devices,
+        deliver_to(listener),
+        shutdown.weak_method(listener._fail),
+        on_request,
     )
 
     def listen_on(address: Address) -> Port:

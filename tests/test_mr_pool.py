@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from aiordma import Buffer, BufferStateError, MemoryPool, Region, verbs
 from aiordma.errors import LocalRangeError, QuotaError
-from aiordma.mr_pool import LARGE_READY_BYTES, MIN_BLOCK_SIZE, SLAB_SIZE, SPARE_SLABS
+from aiordma.mr_pool import MAX_LARGE_CACHED_BYTES, MIN_BLOCK_SIZE, SLAB_SIZE, SPARE_SLABS
 from aiordma.verbs._memory import memory_region, pages
 
 LIMIT = 64 << 20
@@ -257,13 +257,13 @@ def test_large_blocks_are_reused(pool: MemoryPool) -> None:
 
 
 def test_cached_large_blocks_are_limited_in_size(make_pool: MakePool) -> None:
-    pool = make_pool(2 * LARGE_READY_BYTES)
-    size = LARGE_READY_BYTES // 2
+    pool = make_pool(2 * MAX_LARGE_CACHED_BYTES)
+    size = MAX_LARGE_CACHED_BYTES // 2
     for replaced in (False, True, False):  # with False, the kept blocks are reused
         buffers = [pool.alloc(size) for _ in range(4)]
         for buffer in buffers:
             buffer.release()
-        assert pool.statistics().registered_bytes == LARGE_READY_BYTES
+        assert pool.statistics().registered_bytes == MAX_LARGE_CACHED_BYTES
         if replaced:
             pool.alloc(4 * size).release()  # too large to keep
             assert pool.statistics().registered_bytes == 0
@@ -442,7 +442,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.statistics().leases == 0
         for region, _ in list(self.pool._regions.values()):
             region.close()
-        self.pool._large.drop()
+        self.pool._large.deregister_all()
         self.pool.close()
 
 
@@ -504,12 +504,12 @@ def test_pool_uses_huge_pages_when_configured(
     pd.close()
 
 
-@pytest.mark.parametrize("size", [64, SLAB_SIZE, LARGE_READY_BYTES // 4])
+@pytest.mark.parametrize("size", [64, SLAB_SIZE, MAX_LARGE_CACHED_BYTES // 4])
 def test_released_buffers_do_not_keep_memory_after_pool_closes(
     make_pool: MakePool, size: int
 ) -> None:
     """The pool is closed, the buffers are still referenced, and garbage collection is off."""
-    pool = make_pool(4 * LARGE_READY_BYTES)
+    pool = make_pool(4 * MAX_LARGE_CACHED_BYTES)
     buffers = [pool.alloc(size) for _ in range(2)]
     memory = [weakref.ref(buffer._block.view.obj) for buffer in buffers]
     late = buffers.pop()

@@ -6,10 +6,10 @@
     server -> client   a nonce, and HMAC-SHA256(key, "server", both nonces, the connection)
     client -> server   HMAC-SHA256(key, "client", both nonces, the connection)
 
-"The connection" stands for both hellos and both queue pair numbers. A proof is therefore valid for
-only one connection and one direction. It is rejected if it is replayed, reflected or forwarded to
-another connection. An eavesdropper learns nothing about a key that cannot be guessed (RFC 2104;
-RFC 5869, 3.3).
+"The connection" stands for a hash of both hellos and both queue pair numbers (`transcript`). A
+proof is therefore valid for only one connection and one direction. It is rejected if it is
+replayed, reflected or forwarded to another connection. An eavesdropper learns nothing about a key
+that cannot be guessed (RFC 2104; RFC 5869, 3.3).
 
 The pre-shared key itself is never the key of an HMAC. HMAC pads short keys with zeros and replaces
 long keys by their hash, so two different keys could be equivalent. The keys for each purpose are
@@ -67,10 +67,10 @@ def transcript(client: Hello, server: Hello, client_qp: int, server_qp: int) -> 
 
 
 def proof(
-    key: bytes, role: str, client_nonce: bytes, server_nonce: bytes, connection: bytes
+    key: bytes, role: str, client_nonce: bytes, server_nonce: bytes, transcript_hash: bytes
 ) -> bytes:
     """Return the proof that `role` ("client" or "server") has the key."""
-    message = role.encode() + client_nonce + server_nonce + connection
+    message = role.encode() + client_nonce + server_nonce + transcript_hash
     return hmac.digest(_key_for(b"proof", key), message, "sha256")
 
 
@@ -91,14 +91,14 @@ def ticket_mac(key: bytes, nonce: bytes, salt: bytes, offer: bytes) -> bytes:
 
 
 def traffic_secrets(
-    key: bytes, shared: bytes, client: bytes, server: bytes, connection: bytes
+    key: bytes, shared: bytes, client: bytes, server: bytes, transcript_hash: bytes
 ) -> tuple[bytes, bytes]:
     """Derive the secrets for the client's and for the server's outgoing traffic, in this order.
 
     `shared` is the X25519 shared secret of the public keys `client` and `server`.
     """
     secret = _extract(_key_for(b"encryption", key), shared)
-    info = client + server + connection
+    info = client + server + transcript_hash
     return _expand(secret, b"client" + info), _expand(secret, b"server" + info)
 
 

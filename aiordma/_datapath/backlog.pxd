@@ -34,5 +34,5 @@ cdef class Leftovers:
     cdef list returned_receives        # receive blocks from before the rail broke
     cdef list late_receives            # receive blocks that it was to post afterwards
     cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1
-    cdef list take_works(self, list between)
+    cdef list take_works(self, list unfinished)
     cdef list take_receives(self)

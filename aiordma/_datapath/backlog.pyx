@@ -77,9 +77,13 @@ cdef class Leftovers:
             self.unposted.append(work)
         return 0
 
-    cdef list take_works(self, list between):
-        """Remove and return all work in order, with `between` inserted after the posted work."""
-        works = [*(self.posted or ()), *between, *(self.unposted or ())]
+    cdef list take_works(self, list unfinished):
+        """Remove and return all work in posting order.
+
+        `unfinished` is work of earlier lead rails that this rail had yet to post again. The
+        session posts no new work until then, so this work comes before `unposted`.
+        """
+        works = [*(self.posted or ()), *unfinished, *(self.unposted or ())]
         self.posted = self.unposted = None
         return works
 

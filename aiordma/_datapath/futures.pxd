@@ -26,15 +26,15 @@ cdef class Wakeups:
     cdef unsigned long drain_thread    # thread of the drain that calls back
     cdef object done_future
     cdef object first_raised           # first error to raise at the end of the drain
-    cdef public object brief_spin  # type: Callable[[int], object] | None
+    cdef public object poll_for  # type: Callable[[int], object] | None
     cdef public uint32_t brief_spin_us
-    cdef uint32_t spins_left, spin_backoff, short_spins_left
+    cdef uint32_t polls_left, single_polls, single_polls_left
     cdef bint is_in_loop(self) except -1
     cdef int begin_drain(self) except -1
     cdef int end_drain(self) except -1
     cdef int defer_error(self, object error) except -1
     cdef object get_done_future(self)
-    cdef int spin_briefly(self, OpFuture future) except -1
+    cdef int poll_before_wait(self, OpFuture future) except -1
 
 
 cdef class OpFuture:

@@ -29,8 +29,8 @@ cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept
 
 cdef enum:
-    MAX_SPINS = 16         # polls by tasks that are about to wait, per iteration of the loop
-    MAX_SHORT_SPINS = 255  # polls without spinning, after spins that found nothing
+    MAX_POLLS = 16          # polls by tasks that are about to wait, per iteration of the loop
+    MAX_SINGLE_POLLS = 255  # single polls between two spins that find nothing
 
 # AIORDMA_NO_DIRECT_WAKE makes the loop run all callbacks, including those of futures that a drain
 # has settled (see docs/completion.md).
@@ -110,7 +110,7 @@ cdef class Wakeups:
 
     def __cinit__(self, loop: AbstractEventLoop):
         self.loop, self.settled = loop, []
-        self.spins_left = MAX_SPINS
+        self.polls_left = MAX_POLLS
 
     cdef bint is_in_loop(self) except -1:
         """Return whether the caller runs in this loop, or in a callback that a drain is running."""
@@ -122,7 +122,7 @@ cdef class Wakeups:
         # Drains on behalf of a running task defer callbacks. Any other drain is called by the loop,
         # which has started a new iteration.
         if not self.defers_callbacks:
-            self.spins_left = MAX_SPINS
+            self.polls_left = MAX_POLLS
         self.draining = True
         return 0
 
@@ -147,25 +147,25 @@ cdef class Wakeups:
             self.done_future.set_result(None)
         return self.done_future
 
-    cdef int spin_briefly(self, OpFuture future) except -1:
-        """Poll once on behalf of a task that is about to wait, if few other tasks are waiting.
+    cdef int poll_before_wait(self, OpFuture future) except -1:
+        """Poll or spin briefly for a task that is about to wait, if few other tasks are waiting.
 
         This costs less than an iteration of the loop.
         """
-        if not self.spins_left or self.waiting > 1 or self.draining or self.brief_spin is None:
+        if not self.polls_left or self.waiting > 1 or self.draining or self.poll_for is None:
             return 0
-        self.spins_left -= 1
-        if self.short_spins_left:
-            self.short_spins_left -= 1
-            self.brief_spin(0)
+        self.polls_left -= 1
+        if self.single_polls_left:
+            self.single_polls_left -= 1
+            self.poll_for(0)
             return 0
-        self.brief_spin(self.brief_spin_us)
-        # After each spin that found nothing, about twice as many polls do not spin.
+        self.poll_for(self.brief_spin_us)
+        # While spins find nothing, about double the number of single polls before the next spin.
         if future.state != PENDING:
-            self.spin_backoff = 0
+            self.single_polls = 0
         else:
-            self.spin_backoff = min(2 * self.spin_backoff + 1, MAX_SHORT_SPINS)
-        self.short_spins_left = self.spin_backoff
+            self.single_polls = min(2 * self.single_polls + 1, MAX_SINGLE_POLLS)
+        self.single_polls_left = self.single_polls
         return 0
 
 
@@ -213,7 +213,7 @@ cdef class OpFuture:
     def __next__(self) -> Self:
         """Yield this future to the task that awaits it, unless it is already settled."""
         if self.state == PENDING:
-            self.wakeups.spin_briefly(self)
+            self.wakeups.poll_before_wait(self)
         if self.state == PENDING:
             self._asyncio_future_blocking = True
             return self

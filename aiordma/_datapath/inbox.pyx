@@ -315,7 +315,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 if item is not None:
                     return self.finish(item)
                 waiter, waited = self.waiter, True
-                waiter.wakeups.spin_briefly(waiter)
+                waiter.wakeups.poll_before_wait(waiter)
         except BaseException as error:
             self.withdraw()
             if self.ends_iteration and isinstance(error, ConnectionClosedError):

@@ -35,7 +35,7 @@ cdef class BlockCache:
     # waiters of the library, and waiters of users
     cdef public object internal_waiters, user_waiters  # type: Sized
     cdef readonly uint64_t leases, leased_bytes, leased_in_slabs
-    cdef public uint64_t trim_below, slab_size, ready_bytes
+    cdef public uint64_t trim_below, slab_size, max_cached_bytes
     cdef public uint32_t smallest
     cdef public uint32_t local_dma_lkey  # key for all memory of the process, or 0
     cdef public uint64_t local_dma_mr  # struct ibv_mr *

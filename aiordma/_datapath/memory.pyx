@@ -165,12 +165,12 @@ cdef class BlockCache:
         return block
 
     cdef bint keep_block(self, PoolBlock block) except -1:
-        """Cache a free block for fast reuse, unless its size already has `ready_bytes` cached.
+        """Cache a free block for fast reuse, unless its size already has `max_cached_bytes` cached.
 
         One block of each size is always cached. Returns False if the block is not cached.
         """
         cdef list free_list = self.free_list(block.size)
-        if free_list and <uint64_t> (len(free_list) + 1) * block.size > self.ready_bytes:
+        if free_list and <uint64_t> (len(free_list) + 1) * block.size > self.max_cached_bytes:
             return False
         free_list.append(block)
         return True
@@ -213,7 +213,7 @@ cdef class BlockCache:
     def keep(self, PoolBlock block not None) -> bool:
         return self.keep_block(block)
 
-    def clear_ready(self) -> list[Any]:
+    def take_cached_blocks(self) -> list[Any]:
         """Remove and return all cached free blocks."""
         cdef list blocks = []
         for free_list in self.free_blocks:

@@ -30,9 +30,9 @@ from .work_queue cimport (
     KIND_COMPARE_AND_SWAP,
     KIND_READ,
     BEFORE_LAST,
-    TURN_STARTED,
-    TURN_BLOCKED,
-    TURN_READY,
+    TURN_LEAVE,
+    TURN_STAY,
+    TURN_POST,
     WorkQueues,
     post_sends,
 )
@@ -231,7 +231,7 @@ cdef class WRChain(WorkRequest):
             length += self.sges[i].length
         return post_sends(queue, self.sends, last + 1, self.sges, posted, length)
 
-    cdef object refusal(self):
+    cdef object reason_not_to_post(self):
         """Return the error if a region has become unusable while the chain waited, or None."""
         # An operation that has started may finish after the program releases its region, because
         # the peer gets the release after the operation. An operation without a waiter has not
@@ -244,7 +244,7 @@ cdef class WRChain(WorkRequest):
         return None
 
     cdef int take_turn(self) except -1:
-        return TURN_READY if self.striped is None else self.striped.take_turn()
+        return TURN_POST if self.striped is None else self.striped.take_turn()
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef TransferFuture waiter = self.waiter
@@ -267,10 +267,10 @@ cdef class WRChain(WorkRequest):
         self.waiter = None  # the traceback of the error may keep this object alive
         return 0 if waiter is None else waiter.settle(FAILED, error)
 
-    cdef int refuse(self, object error) except -1:
+    cdef int end_unposted(self, object error) except -1:
         if self.waiter is not None:
             self.waiter.has_undone_part = True
-        return WorkRequest.refuse(self, error)
+        return WorkRequest.end_unposted(self, error)
 
     cdef int free_memory(self) except -1:
         cdef Pinned pinned
@@ -477,12 +477,12 @@ cdef class StripedTransfer(Striped):
         """
         if self.started:
             self.stripes.serve()  # the lead rail has room, or has completed the earlier work
-        elif self.chain.refusal() is not None:
-            return TURN_READY  # the refusal is reported when it is posted
+        elif self.chain.reason_not_to_post() is not None:
+            return TURN_POST  # the rail checks for the reason again, and ends the chain
         else:
             self.started, self.predecessor = True, self.lead_rail().latest_posted()
             self.stripes.begin(self)
-        return TURN_BLOCKED if self.is_write() else TURN_STARTED
+        return TURN_STAY if self.is_write() else TURN_LEAVE
 
     cdef uint32_t lkey(self, SendQueue rail) except? 0:
         """Return the rail's lkey for the local memory, or 0 if the memory cannot be registered."""
@@ -508,7 +508,7 @@ cdef class StripedTransfer(Striped):
             or lead_rail.table.is_in_flight(self.stripes.last_repeated)
         ):
             return 0
-        error = self.chain.refusal()
+        error = self.chain.reason_not_to_post()
         if error is None and rail.number and not (rail.number in self.keys and self.lkey(rail)):
             if rail is not lead_rail:
                 return 0
@@ -696,7 +696,7 @@ cdef TransferFuture begin_transfer(
 
 def start(SendQueue queue not None, WRChain chain not None) -> TransferFuture:
     """Post the chain of a batch, and return the future of its completion."""
-    error = chain.refusal()  # a region may have become unusable since it was added
+    error = chain.reason_not_to_post()  # a region may have become unusable since it was added
     if error is not None:
         chain.free_memory()  # the traceback of the error may keep the chain alive
         raise error

@@ -136,7 +136,7 @@ cdef class Outbox(Sender):
 
     cdef int write(self, WorkRequest chain) except -1:
         if self.end_error is not None:
-            return chain.refuse(self.owner.error_for(self.end_error))
+            return chain.end_unposted(self.owner.error_for(self.end_error))
         (<WRChain> chain).backlog_position = self.lead_rail.backlog.latest
         self.waiting.append(chain)
         note_wait(self)
@@ -223,9 +223,9 @@ cdef class Outbox(Sender):
                 was_waiting = previous_lead.backlog.remove(chain)
                 # The outcome is known if the whole operation was still in the backlog.
                 if was_waiting and (chain.waiter is None or chain.waiter.parts is None):
-                    chain.refuse(not_executed_error(self, chain))
+                    chain.end_unposted(not_executed_error(self, chain))
                 else:
-                    chain.refuse(previous_lead.error_of(chain))
+                    chain.end_unposted(previous_lead.error_of(chain))
             elif work not in previous_lead.backlog.works:
                 self.unfinished_work.append(work)
         rail.backlog.held = True
@@ -233,7 +233,7 @@ cdef class Outbox(Sender):
         for item in self.waiting.all():
             if type(item) is not SendFuture and not (<WRChain> item).move(rail):
                 self.waiting.remove(item)
-                (<WRChain> item).refuse(not_executed_error(self, <WRChain> item))
+                (<WRChain> item).end_unposted(not_executed_error(self, <WRChain> item))
         return 0
 
     cdef int resumed(self, uint64_t frames) except -1:
@@ -292,7 +292,7 @@ cdef class Outbox(Sender):
                     del self.unfinished_work[0]
                 continue
             chain = <WRChain> self.unfinished_work[0]
-            error = chain.refusal()
+            error = chain.reason_not_to_post()
             if error is None and not self.lead_rail.has_room():
                 break
             if error is None and not self.lead_rail.has_room_for(chain.request_count):
@@ -303,7 +303,7 @@ cdef class Outbox(Sender):
             if error is None:
                 self.lead_rail.post_checked(chain)
             else:
-                chain.refuse(error)
+                chain.end_unposted(error)
         if not self.unfinished_work and not self.lead_rail.failed:
             self.flags &= ~(SWITCHING | RESUMED)
             self.stripes.last_repeated = self.lead_rail.latest_posted()
@@ -353,7 +353,7 @@ cdef class Outbox(Sender):
                 (<SendFuture> item).settle(FAILED, send_error(self, <SendFuture> item))
             else:
                 text = (<WRChain> item).text(self.lead_rail.peer)
-                (<WRChain> item).refuse(self.owner.error_for(error, text))
+                (<WRChain> item).end_unposted(self.owner.error_for(error, text))
         self.unfinished_work = [*take_unfinished_work(self), *self.lead_rail.backlog.take_all()]
         works = [work for work in self.unfinished_work if isinstance(work, WRChain)]
         for work in (*works, *self.journal.all()):  # including frames only in the journal
@@ -607,12 +607,12 @@ cdef bint send_first(Outbox outbox) except -1:
             if not outbox.lead_rail.backlog.has_posted(write.backlog_position):
                 return False
             outbox.waiting.popleft()
-            error = write.refusal()
+            error = write.reason_not_to_post()
             if write.waiter.state != PENDING:  # an earlier part has failed
                 write.waiter = None  # breaks a reference cycle
                 write.free_memory()
             elif error is not None:
-                write.refuse(error)
+                write.end_unposted(error)
             elif outbox.journal.is_enabled:
                 return send_written(outbox, write)
             else:
@@ -653,7 +653,7 @@ cdef bint send_written(Outbox outbox, WRChain write) except -1:
         try:
             block = frame_block(outbox, HEADER + sizeof(length) + outbox.peer_room.tag_size)
         except (RDMAError, OSError, MemoryError) as error:
-            write.refuse(error)
+            write.end_unposted(error)
             return True
     if block is None:
         outbox.waiting.appendleft(write)

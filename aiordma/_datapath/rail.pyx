@@ -7,13 +7,13 @@ cimport cython
 from .backlog cimport IS_FIRST, IS_LAST
 from .memory cimport release_all
 from .work_queue cimport (
-    TURN_STARTED,
+    TURN_LEAVE,
     KIND_RECV,
     BEFORE_LAST,
     NO_SLOT,
     NOT_POSTED,
     TO_OTHER_DEVICE,
-    TURN_BLOCKED,
+    TURN_STAY,
     WAS_POSTED,
     aiordma_recv,
     ibv_sge,
@@ -143,15 +143,17 @@ cdef class SendQueue(WorkQueues):
         while len(self.backlog.works) and self.has_room() and not self.backlog.held:
             first = self.backlog.first()
             turn = first.take_turn()
-            if turn == TURN_BLOCKED:
+            if turn == TURN_STAY:
                 break
-            error = None if turn == TURN_STARTED else first.refusal()
-            if turn == TURN_STARTED:
+            if turn == TURN_LEAVE:
                 self.backlog.remove(first)
-            elif error is not None:
+                continue
+            reason = first.reason_not_to_post()
+            if reason is not None:
                 self.backlog.remove(first)
-                first.refuse(error)
+                first.end_unposted(reason)
             elif first.request_count + CONTROL_ENTRIES > self.free:
+                # Post as many requests as fit. Only a chain has several, and the rest stays first.
                 post_now(self, (<object> first).part(self.free - CONTROL_ENTRIES))
             else:
                 self.backlog.remove(first)

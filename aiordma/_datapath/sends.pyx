@@ -464,7 +464,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
             # The owner must stay alive until the transfer ends.
             self.owner, self.counts, self.future = owner, sender.counts, future
             if future.state == PENDING:
-                future.wakeups.spin_briefly(future)
+                future.wakeups.poll_before_wait(future)
         if future.state == PENDING:
             future._asyncio_future_blocking = True
             return future

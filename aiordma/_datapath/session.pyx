@@ -358,11 +358,11 @@ cdef class Session(FrameHandler):
         self.receives.post_all()
 
     def start(self, peer: Room, *, rails: bool = False):
-        """Allow the peer to send.
+        """Start sending within the room that the peer has offered, and handle its early frames.
 
         `rails` means that both sides support rails, so frames may move to another one.
         """
-        cdef uint32_t data_credits = peer.data_receives, threshold = 0
+        cdef uint32_t data_credits = peer.data_receives, threshold = 0, min_credits
         self.outbox.peer_room = PeerRoom(
             peer.eager_size,
             max(self.config.eager_size, self.config.max_eager_size),
@@ -372,14 +372,14 @@ cdef class Session(FrameHandler):
         self.outbox.journal.is_enabled = rails
         if rails:
             self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
-            # Limit the frames in flight, and therefore the journal, to `Config.send_queue`. The
-            # peer may limit its own frames to MIN_PEER_CREDITS, so return credits after at most
-            # MIN_PEER_CREDITS // 2 frames.
+            # Limit the frames in flight, and therefore the journal, to `Config.send_queue`.
             data_credits = min(data_credits, self.config.send_queue)
-            threshold = max(1, min(MIN_PEER_CREDITS, self.config.data_receives) // 2)
-            self.receives.repost_after = max(
-                1, min(MIN_PEER_CREDITS, self.config.data_receives) // 4
-            )
+            # The peer may limit its own frames to MIN_PEER_CREDITS. It must get credits back before
+            # it has used all of them, so return them after half. They are returned for receives that
+            # have been posted again, so post these in even smaller batches.
+            min_credits = min(MIN_PEER_CREDITS, self.config.data_receives)
+            threshold = max(1, min_credits // 2)
+            self.receives.repost_after = max(1, min_credits // 4)
         self.outbox.credits = Credits(
             self.config.data_receives,
             self.config.control_receives,

@@ -98,8 +98,8 @@ cdef class BindRequest(WorkRequest):
             self.was_posted = True
         return code
 
-    cdef object refusal(self):
+    cdef object reason_not_to_post(self):
         return "its lease has ended" if self.expired else None
 
-    cdef int refuse(self, object reason) except -1:
+    cdef int end_unposted(self, object reason) except -1:
         return self.free_memory()  # an expired bind has not failed; `release` reports its end

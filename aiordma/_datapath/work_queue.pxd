@@ -96,9 +96,9 @@ cdef enum:
     WAIT_MEMORY
 
 cdef enum:  # results of `WorkRequest.take_turn`
-    TURN_READY
-    TURN_STARTED
-    TURN_BLOCKED                       # work behind it must wait
+    TURN_POST                          # the rail must post the work
+    TURN_LEAVE                         # the work has posted itself, and leaves the backlog
+    TURN_STAY                          # the work and all work behind it must wait
 
 cdef enum:  # values of `was_posted`
     NOT_POSTED = 0
@@ -150,10 +150,10 @@ cdef class WorkRequest:
     cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1
     cdef int on_completion(self, uint32_t byte_len) except -1
     cdef int on_error(self, object error) except -1
-    cdef object refusal(self)
+    cdef object reason_not_to_post(self)
     cdef int take_turn(self) except -1
     cdef bint can_move(self, bint was_posted) noexcept
-    cdef int refuse(self, object error) except -1
+    cdef int end_unposted(self, object error) except -1
     cdef int free_memory(self) except -1
     cdef str text(self, str peer)
 

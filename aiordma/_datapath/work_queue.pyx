@@ -65,16 +65,19 @@ cdef class WorkRequest:
         self.failed(error)
         return 0
 
-    cdef object refusal(self):
-        """Return the error if the work must not be posted after a wait, or None."""
+    cdef object reason_not_to_post(self):
+        """Return why the work must not be posted after it has waited, or None.
+
+        The reason is passed to `end_unposted`. It is an error if that has to fail the work.
+        """
         return None
 
     cdef int take_turn(self) except -1:
-        """Return TURN_READY for the first work in the backlog, or post it here.
+        """Return what the rail must do with this work, which is at the front of the backlog.
 
-        This is called again if it returns TURN_BLOCKED.
+        This is called again if it returns TURN_STAY.
         """
-        return TURN_READY
+        return TURN_POST
 
     cdef bint can_move(self, bint was_posted) noexcept:
         """Return whether another rail may do the work after its own rail broke.
@@ -83,7 +86,7 @@ cdef class WorkRequest:
         """
         return self.kept
 
-    cdef int refuse(self, object error) except -1:
+    cdef int end_unposted(self, object error) except -1:
         """Fail and release work that is not posted because of `error`."""
         self.on_error(error)
         return self.free_memory()

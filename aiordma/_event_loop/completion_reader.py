@@ -48,7 +48,7 @@ class CompletionReader:
         wakeups.brief_spin_us = min(BRIEF_SPIN_US, self._polling.spin_us)
         if wakeups.brief_spin_us:
             brief_spin = channel._poller_arguments(COMPLETIONS_PER_CALL, self._on_brief_spin)
-            wakeups.brief_spin = partial(self._poller.spin_before_wait, *brief_spin)
+            wakeups.poll_for = partial(self._poller.spin_before_wait, *brief_spin)
             long_spin = channel._poller_arguments(COMPLETIONS_PER_CALL, self._on_spin_end)
             self._poller.spin = partial(self._poller.spin_once, *long_spin)
 
@@ -64,7 +64,7 @@ class CompletionReader:
     def close(self) -> None:
         """Stop handling completions, and drop all references to this object."""
         self._poller.closed = True
-        self._poller.table.wakeups.brief_spin = self._poller.spin = None
+        self._poller.table.wakeups.poll_for = self._poller.spin = None
 
     def poll(self) -> bool:
         """Handle pending completions for a running task; return False if there were none.

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from .. import cm, verbs
 from ..errors import ConnectionManagerError, RDMAError, host_port
 from .driver import EventDriver
-from .shutdown import weakly
+from .shutdown import weak_method
 
 logger = logging.getLogger("aiordma.cm")
 
@@ -33,7 +33,7 @@ class IdEvents:
         self._next_arrival: asyncio.Future[None] | None = None
         self._connected = False
         self.id = id
-        events.attach(id, weakly(self._on_event))
+        events.attach(id, weak_method(self._on_event))
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:
         self._put(event)

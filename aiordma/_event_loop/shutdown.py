@@ -51,7 +51,7 @@ def background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) ->
     return task
 
 
-def weakly(method: Callable[..., object]) -> Callable[..., None]:
+def weak_method(method: Callable[..., object]) -> Callable[..., None]:
     """Return a function that calls a bound method without keeping its object alive."""
     # weakref.WeakMethod is written in Python, and is five times slower than this function.
     assert isinstance(method, MethodType)

@@ -27,7 +27,7 @@ def generation() -> int:
     return _generation
 
 
-def add_socket(fd: int) -> int:
+def register_socket(fd: int) -> int:
     """Register a socket to be replaced by /dev/null in forked children.
 
     If a child kept a copy of a connected socket, the peer would not notice when the parent closes
@@ -36,14 +36,14 @@ def add_socket(fd: int) -> int:
     belong to another file.
 
     Returns:
-        The argument for `remove_socket`.
+        The argument for `unregister_socket`.
     """
     inode = os.fstat(fd).st_ino
     _sockets[inode] = fd
     return inode
 
 
-def remove_socket(inode: int) -> None:
+def unregister_socket(inode: int) -> None:
     """Unregister a socket that has been closed. Further calls have no effect."""
     _sockets.pop(inode, None)
 

@@ -43,13 +43,16 @@ SGE = struct.Struct("=Q2I")
 class CompletionArray:
     """Arrays of ``capacity`` completions and their extended fields. Not thread-safe."""
 
-    __slots__ = ("_bytes", "_more_bytes", "capacity", "more", "pointer")
+    __slots__ = ("_bytes", "_more_bytes", "capacity", "extended_fields", "pointer")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.pointer: aiordma_completion = ffi.new("struct aiordma_completion[]", capacity)
-        self.more: aiordma_completion_more = ffi.new("struct aiordma_completion_more[]", capacity)
-        self._bytes, self._more_bytes = ffi.buffer(self.pointer), ffi.buffer(self.more)
+        self.extended_fields: aiordma_completion_more = ffi.new(
+            "struct aiordma_completion_more[]", capacity
+        )
+        self._bytes = ffi.buffer(self.pointer)
+        self._more_bytes = ffi.buffer(self.extended_fields)
 
     def records(self, count: int) -> Iterator[tuple[Record, More]]:
         """Copy the first ``count`` completions, and return an iterator over them as tuples."""

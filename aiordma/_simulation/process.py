@@ -282,13 +282,13 @@ def host_record_factory(
 
 @contextmanager
 def host_logging() -> Iterator[None]:
-    """Add `simulated_host` and `simulated_time` to log records.
+    """Add `simulated_host` and `simulated_time` to log records. The time is 0 now.
 
     If AIORDMA_SIMULATION_LOG is set, the records are also written to the file that it names, or to
     standard error if it is "-".
     """
-    before, root = logging.getLogRecordFactory(), logging.getLogger()
-    level = root.level
+    root, started_at = logging.getLogger(), softdev.sim_now()
+    previous_level, previous_factory = root.level, logging.getLogRecordFactory()
     handler: logging.Handler | None = None
     if name := os.environ.get(LOG):
         try:
@@ -299,13 +299,13 @@ def host_logging() -> Iterator[None]:
         handler.setFormatter(logging.Formatter(LOG_LINE))
         root.addHandler(handler)
         root.setLevel(logging.DEBUG)
-    logging.setLogRecordFactory(host_record_factory(softdev.sim_now(), before))
+    logging.setLogRecordFactory(host_record_factory(started_at, previous_factory))
     try:
         yield
     finally:
-        logging.setLogRecordFactory(before)
+        logging.setLogRecordFactory(previous_factory)
         if handler:
-            root.setLevel(level)
+            root.setLevel(previous_level)
             root.removeHandler(handler)
             handler.close()
 
@@ -340,7 +340,7 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
         (completion, "_MAX_BUSY_POLL", 0),
         (completion, "time", SimpleNamespace(monotonic=in_seconds(softdev.sim_look))),
     ]
-    before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
+    originals = [(place, name, getattr(place, name)) for place, name, _ in replaced]
     gc_was_enabled = gc.isenabled()
     try:
         with (
@@ -359,7 +359,7 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
             yield
     finally:
         random_source = simulation_thread = None
-        for place, name, value in before:
+        for place, name, value in originals:
             setattr(place, name, value)
         for _, restore_state, state in generators:
             restore_state(state)

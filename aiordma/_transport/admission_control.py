@@ -220,8 +220,8 @@ class _SilentSocket:
         self._sockets = sockets
         self._socket = accepted
         self._when_readable = when_readable
-        self._inode = fork.add_socket(accepted.fileno())
-        self._watch = Watch(accepted.fileno(), self._on_readable)
+        self._registered_inode = fork.register_socket(accepted.fileno())
+        self._readable_watch = Watch(accepted.fileno(), self._on_readable)
         self._timer = asyncio.get_running_loop().call_later(sockets.timeout, self.close)
 
     def _on_readable(self) -> None:
@@ -231,8 +231,8 @@ class _SilentSocket:
     def _stop(self) -> None:
         self._sockets.forget(self)
         self._timer.cancel()
-        self._watch.close()
-        fork.remove_socket(self._inode)
+        self._readable_watch.close()
+        fork.unregister_socket(self._registered_inode)
 
     def close(self) -> None:
         self._stop()

@@ -10,7 +10,7 @@ from typing import Generic, Self, TypeVar
 from .. import verbs
 from .._core import protocol
 from .._core.handshake import Hello
-from .._event_loop.shutdown import weakly
+from .._event_loop.shutdown import weak_method
 from .._native.calls import shortage_hint
 from ..cm.address import Address
 from ..config import Config
@@ -146,7 +146,7 @@ class ConnectAttempt(Generic[E]):
             client: Whether this is the connecting side.
         """
         connection = self.connection
-        self.link.established(weakly(connection._on_disconnected))
+        self.link.established(weak_method(connection._on_disconnected))
         await connection._start(self.link, peer, devices, client=client)
         return connection
 

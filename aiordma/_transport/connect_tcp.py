@@ -163,7 +163,7 @@ class TCPListener:
         self._acceptor = acceptor
         self._socket = listening_socket(address)
         self.address: Address = self._socket.getsockname()[:2]
-        self._inode = fork.add_socket(self._socket.fileno())
+        self._registered_inode = fork.register_socket(self._socket.fileno())
         self._loop = asyncio.get_running_loop()
         self._silent_sockets = SilentSockets(acceptor.config)
         self._watch = Watch(self._socket.fileno(), self._accept)
@@ -198,10 +198,12 @@ class TCPListener:
     def _on_first_bytes(self, request: TCPRequest) -> None:
         """Admit the request, or challenge the peer and admit it once its ticket has arrived."""
         admit = partial(self._acceptor.admit, request)
-        if (challenged := request.challenge(self._acceptor)) is not None:
-            self._silent_sockets.add(*challenged, admit)
-        else:
+        awaits_ticket = request.challenge(self._acceptor)
+        if awaits_ticket is None:
             admit()
+        else:
+            accepted, address = awaits_ticket
+            self._silent_sockets.add(accepted, address, admit)
 
     def _resume(self) -> None:
         self._watch = Watch(self._socket.fileno(), self._accept)
@@ -213,7 +215,7 @@ class TCPListener:
         self._watch.close()
         self._failure_watch.close()
         self._silent_sockets.close()
-        fork.remove_socket(self._inode)
+        fork.unregister_socket(self._registered_inode)
         self._socket.close()
 
 

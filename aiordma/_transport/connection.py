@@ -229,11 +229,11 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
     async def close(self) -> None:
         """Close the connection in order: finish the work in progress, say goodbye, and disconnect.
 
-        This waits for the peer for at most `Config.close_timeout` seconds. A second call waits for
-        the first one. If you cancel it, the connection is aborted.
+        This waits for the peer for at most `Config.close_timeout` seconds. If you cancel the call,
+        the connection is aborted. A second call only waits for the first one.
 
-        Messages that have arrived can still be received afterwards. These are all messages for
-        which `send` has returned at the peer, except those behind a long message that this side has
+        Messages that have arrived can still be received afterwards. They include every message for
+        which `send` has returned at the peer, unless it follows a long message that this side has
         not read.
         """
         await self._close(protocol.GOODBYE)

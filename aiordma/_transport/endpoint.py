@@ -321,8 +321,8 @@ class AddressedEndpoint(RailEndpoint):
             ForeignAddressError: If `remote` contains an address other than `address`.
             ProtocolError: If `remote` is invalid or is this side's own endpoint.
             RouteError: If the port is not active or the peer cannot be reached.
-            HandshakeBrokenError: If the peer's queue pair no longer exists. A device that is
-                connected to the peer's process detects this and moves this queue pair to ERR.
+            HandshakeBrokenError: If the peer has closed its queue pair during the handshake. The
+                embedded device detects this, because it is connected to the peer's process.
         """
         assert self.qp is not None
         if remote == self.endpoint:
@@ -349,8 +349,8 @@ class AddressedEndpoint(RailEndpoint):
         except ValueError as error:
             raise ProtocolError(f"the peer's queue pair is incompatible: {error}") from error
         except VerbsError as error:
-            # EINVAL and the state ERR mean that the peer's queue pair is gone. If the device has
-            # failed, the state is also ERR, but the error is EIO.
+            # EINVAL and the state ERR mean that the peer has closed its queue pair. If the device
+            # has failed, the state is also ERR, but the error is EIO.
             if error.errno != errno.EINVAL or self.qp.query().qp_state is not verbs.QPState.ERR:
                 raise
             raise HandshakeBrokenError(

@@ -237,7 +237,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._fail_waiters(error)
         elif row.next in LIMITED and old_state not in LIMITED:
             self._close_timer = self._loop.call_later(
-                self._endpoint.config.close_timeout, shutdown.weakly(self._finish)
+                self._endpoint.config.close_timeout, shutdown.weak_method(self._finish)
             )
         return True
 
@@ -268,7 +268,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 self._loop.call_later,
             )
             self._messages.failover = Failover(
-                self._rails, shutdown.weakly(self._on_lead_change), shutdown.weakly(self._end)
+                self._rails,
+                shutdown.weak_method(self._on_lead_change),
+                shutdown.weak_method(self._end),
             )
         listener_inspects = peer.inspects if client else security.inspects
         if listener_inspects:
@@ -291,7 +293,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._messages.start(peer, rails=self._rails is not None)
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
-        proof = self._handshake.make_proof(shutdown.weakly(self._send_proof), client=client)
+        proof = self._handshake.make_proof(shutdown.weak_method(self._send_proof), client=client)
         self._handshake.bind_proof(peer, peer_qp_num)
         self._messages.start(peer, rails=self._rails is not None)
         proof.begin()

@@ -103,7 +103,7 @@ class TCPLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._socket = connected
         self._transport: asyncio.Transport | None = None
-        self._inode = 0
+        self._registered_inode = 0
         self._received = bytearray()
         self._is_lost = False
         self._error: Exception | None = None
@@ -115,7 +115,7 @@ class TCPLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._inode = fork.add_socket(transport.get_extra_info("socket").fileno())
+        self._registered_inode = fork.register_socket(transport.get_extra_info("socket").fileno())
         self.local_address = address_of(transport.get_extra_info("sockname"))
         self.peer_address = address_of(transport.get_extra_info("peername"))
 
@@ -269,7 +269,7 @@ class TCPLink(asyncio.Protocol):
         self._on_end = self._on_member_ended = None
 
     def release(self) -> None:
-        fork.remove_socket(self._inode)
+        fork.unregister_socket(self._registered_inode)
         transport, self._transport = self._transport, None
         if self._loop.is_closed():
             self._socket.close()  # the transport cannot close it without the loop

@@ -23,7 +23,7 @@ HELLO = Hello(
 )
 KEY = bytes(range(32))
 NONCES = bytes(32), bytes([1]) * 32
-CONNECTION = auth.transcript(HELLO, HELLO, 1, 2)
+TRANSCRIPT_HASH = auth.transcript(HELLO, HELLO, 1, 2)
 
 
 def hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
@@ -34,20 +34,20 @@ def hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
 def test_proof_matches_an_independent_hmac() -> None:
     """Client and server of any release must agree on the proof that the module describes."""
     derived = hkdf(b"aiordma pre-shared key 2", KEY, b"proof")
-    text = b"server" + NONCES[0] + NONCES[1] + CONNECTION
+    text = b"server" + NONCES[0] + NONCES[1] + TRANSCRIPT_HASH
     expected = hmac.new(derived, text, hashlib.sha256).digest()
-    assert auth.proof(KEY, "server", *NONCES, CONNECTION) == expected
+    assert auth.proof(KEY, "server", *NONCES, TRANSCRIPT_HASH) == expected
     assert auth.is_valid_proof(expected, expected)
 
 
 def test_proof_depends_on_every_input() -> None:
     first, second = NONCES
-    base = (KEY, "server", first, second, CONNECTION)
+    base = (KEY, "server", first, second, TRANSCRIPT_HASH)
     changed = [
-        (bytes(32), "server", first, second, CONNECTION),
-        (KEY, "client", first, second, CONNECTION),
-        (KEY, "server", second, first, CONNECTION),
-        (KEY, "server", first, first, CONNECTION),
+        (bytes(32), "server", first, second, TRANSCRIPT_HASH),
+        (KEY, "client", first, second, TRANSCRIPT_HASH),
+        (KEY, "server", second, first, TRANSCRIPT_HASH),
+        (KEY, "server", first, first, TRANSCRIPT_HASH),
         *(
             (KEY, "server", first, second, other)
             for other in (
@@ -75,23 +75,25 @@ LONG = bytes(range(100))
 def test_keys_with_equal_hmac_produce_different_proofs(key: bytes, other: bytes) -> None:
     """HMAC pads short keys with zeros and hashes long ones (RFC 2104)."""
     assert hmac.digest(key, b"", "sha256") == hmac.digest(other, b"", "sha256")
-    shown = [auth.proof(one, "client", *NONCES, CONNECTION) for one in (key, other)]
+    shown = [auth.proof(one, "client", *NONCES, TRANSCRIPT_HASH) for one in (key, other)]
     assert not auth.is_valid_proof(*shown)
     assert not {*traffic(key=key)} & {*traffic(key=other)}
 
 
 def traffic(**changed: bytes) -> tuple[bytes, bytes]:
     base = {"key": KEY, "shared": bytes(32), "client": NONCES[0], "server": NONCES[1]}
-    return auth.traffic_secrets(**{**base, "connection": CONNECTION, **changed})
+    return auth.traffic_secrets(**{**base, "transcript_hash": TRANSCRIPT_HASH, **changed})
 
 
 def test_traffic_secrets_match_an_independent_derivation() -> None:
     """The secrets are those that the module describes. They depend on every input."""
     secret = hmac.digest(hkdf(b"aiordma pre-shared key 2", KEY, b"encryption"), bytes(32), "sha256")
-    said = b"".join(NONCES) + CONNECTION
+    said = b"".join(NONCES) + TRANSCRIPT_HASH
     of = [HKDFExpand(SHA256(), 32, role + said).derive(secret) for role in (b"client", b"server")]
     assert [*traffic()] == of
-    changed = [traffic(**{name: b"another"}) for name in ("key", "shared", "client", "connection")]
+    changed = [
+        traffic(**{name: b"another"}) for name in ("key", "shared", "client", "transcript_hash")
+    ]
     assert len({secret for pair in changed for secret in pair} | {*of}) == 2 * len(changed) + 2
 
 

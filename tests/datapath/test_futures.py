@@ -136,7 +136,7 @@ class Spins:
 
     def __init__(self) -> None:
         self.wakeups = Wakeups(asyncio.get_running_loop())
-        self.wakeups.brief_spin = self.spin
+        self.wakeups.poll_for = self.spin
         self.wakeups.brief_spin_us = LONG
         self.lasted: list[int] = []
         self.found: list[OpFuture] = []
@@ -218,10 +218,10 @@ async def test_await_raises_an_exception_from_the_spin() -> None:
     spins = Spins()
 
     def interrupted(_: int) -> None:
-        spins.wakeups.brief_spin = None
+        spins.wakeups.poll_for = None
         raise KeyboardInterrupt
 
-    spins.wakeups.brief_spin = interrupted
+    spins.wakeups.poll_for = interrupted
     one = spins.future()
     with pytest.raises(KeyboardInterrupt):
         await one

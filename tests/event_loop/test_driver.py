@@ -311,7 +311,7 @@ async def test_channel_failure_during_a_spin_reaches_every_sink(
 ) -> None:
     """With polling, a task that polls before it waits notices the failure."""
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        spin = driver.table.wakeups.brief_spin
+        spin = driver.table.wakeups.poll_for
         assert isinstance(spin, partial) == bool(polling)
         *_, otherwise = spin.args if isinstance(spin, partial) else driver._reader.callback()
         otherwise(-errno.EIO)

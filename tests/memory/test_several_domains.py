@@ -69,7 +69,7 @@ def test_second_registration_is_removed_when_the_memory_is_freed(
     large.release()
     home._drop_slabs(keep=0)
     assert registered(other.pd) == 1
-    home._large.drop()
+    home._large.deregister_all()
     assert registered(other.pd) == 0
 
 

@@ -35,8 +35,8 @@ def test_registered_socket_is_replaced_in_the_child() -> None:
     """Another file that has since received the number of a closed socket is not replaced."""
     here, there = socket.socketpair()
     closed, other = socket.socketpair()
-    kept = fork.add_socket(here.fileno())
-    stale = fork.add_socket(closed.fileno())
+    kept = fork.register_socket(here.fileno())
+    stale = fork.register_socket(closed.fileno())
     number = closed.fileno()
     closed.close()
     readable, writable = os.pipe()
@@ -47,7 +47,7 @@ def test_registered_socket_is_replaced_in_the_child() -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 1
     for inode in (kept, stale, stale):
-        fork.remove_socket(inode)
+        fork.unregister_socket(inode)
     for fd in {readable, writable, number}:
         os.close(fd)
     for end in (here, there, other):

@@ -127,8 +127,8 @@ MUTANTS = {
     ),
     "work overtakes a striped write": (
         "_datapath/one_sided.pyx",
-        "return TURN_BLOCKED if self.is_write() else TURN_STARTED",
-        "return TURN_STARTED",
+        "return TURN_STAY if self.is_write() else TURN_LEAVE",
+        "return TURN_LEAVE",
     ),
     "an atomic operation is done again by another rail": (
         "_datapath/one_sided.pyx",

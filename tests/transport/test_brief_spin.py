@@ -44,7 +44,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def look_until_it_completes(conn: Connection) -> None:
     """Repeat each brief spin until a completion arrives, however slow the machine is."""
     wakeups = conn._endpoint.driver.table.wakeups
-    look = wakeups.brief_spin
+    look = wakeups.poll_for
     assert look
 
     def patient(spin_us: int) -> None:
@@ -52,7 +52,7 @@ def look_until_it_completes(conn: Connection) -> None:
         while conn._queue.completions == before:
             look(spin_us)
 
-    wakeups.brief_spin = patient
+    wakeups.poll_for = patient
 
 
 async def test_most_awaited_writes_complete_without_a_loop_iteration(

@@ -303,7 +303,7 @@ def failing_allocation(conn: Connection, method: str, error: Exception) -> Itera
         asked.append(size)
         raise error
 
-    conn._endpoint.driver.pool.clear_ready()
+    conn._endpoint.driver.pool.take_cached_blocks()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryPool, method, refuse)
         yield asked
@@ -353,7 +353,7 @@ async def test_no_message_is_lost_when_receive_buffer_allocation_fails(
         held = []
         with failing_allocation(server, "_block_if_first", error) as refused:
             for n in range(SMALL.data_receives):
-                server._endpoint.driver.pool.clear_ready()
+                server._endpoint.driver.pool.take_cached_blocks()
                 held.append(await server.recv())
                 assert bytes(held[-1]) == pattern(ALONE, n)
             assert refused
@@ -507,7 +507,7 @@ async def test_send_fails_when_a_finalizer_fills_the_send_queue(
             with monkeypatch.context() as patch:
                 patch.setattr(ProtectionDomain, "alloc_mw", write_first)
                 # Without brief spins, no write completes before all are posted.
-                patch.setattr(client._endpoint.driver.table.wakeups, "brief_spin", None)
+                patch.setattr(client._endpoint.driver.table.wakeups, "poll_for", None)
                 with pytest.raises(RDMAError, match="filled the send queue"):
                     await client.send([pattern(LONG, n) for n in range(4)])
             await asyncio.gather(*writing)

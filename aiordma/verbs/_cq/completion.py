@@ -71,11 +71,12 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         self.drain_state.channel = pointer
         self._state_address = int(ffi.cast("uintptr_t", self.drain_state))
         self.entries_to_release: list[Entries] = []
+        # The node keeps `end_and_destroy` alive, which must not keep this object alive.
         drain_state, entries_to_release = self.drain_state, self.entries_to_release
 
         def end_and_destroy(channel: h.ibv_comp_channel) -> None:
             lib.aiordma_drain_end(drain_state)
-            entries_to_release.clear()  # break the reference cycle with its entries
+            entries_to_release.clear()  # each Entries object in the list refers to the list
             context.library.calls.ibv_destroy_comp_channel(channel)
 
         super().__init__(Node("CompletionChannel", pointer, end_and_destroy, [context.node]))
@@ -291,16 +292,16 @@ class CompletionQueue(Resource[h.ibv_cq]):
         if self._array is None or self._array.capacity < max:
             self._array = CompletionArray(max)
         array = self._array
-        count = lib.aiordma_poll(self.pointer, array.pointer, array.more, max, spin_us)
+        count = lib.aiordma_poll(self.pointer, array.pointer, array.extended_fields, max, spin_us)
         if count < 0:
             raise failure("ibv_poll_cq", -count, f"cannot poll {self!r}")
         self._polls += 1
         self._completions += count
-        if count < max:
+        if count < max:  # the queue is empty
             self.entries.release_pending()
         return [
-            WorkCompletion.from_record(record, self._settle(record), more, self.fields)
-            for record, more in array.records(count)
+            WorkCompletion.from_record(record, self._settle(record), extended_fields, self.fields)
+            for record, extended_fields in array.records(count)
         ]
 
     def _settle(self, record: Record) -> WorkCompletionError | None:

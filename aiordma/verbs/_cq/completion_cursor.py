@@ -81,7 +81,7 @@ class CompletionCursor:
             return True
         if code != errno.ENOENT:
             raise failure("ibv_start_poll", abs(code), f"cannot poll {self._cq!r}")
-        self._cq.entries.release_pending()
+        self._cq.entries.release_pending()  # ENOENT means that the queue is empty
         return False
 
     def _record(self) -> tuple[int, int, int, int, int, int, int, int, int]:
