@@ -104,6 +104,7 @@ class VerbsError(RDMAError, OSError):
     """A verb failed.
 
     ``verb`` is the C name of the verb. ``errno`` is the error code that the verb reported, or 0.
+    ``detail`` is appended to the message.
     """
 
     verb: str
@@ -177,6 +178,7 @@ class DeviceNotFoundError(VerbsError):
     """No device has the requested name or property.
 
     ``name`` is the requested name, and ``known`` lists the names of the available devices.
+    ``wanted`` is the requested property. In the message, ``detail`` replaces the list of devices.
     """
 
     def __init__(
@@ -189,10 +191,10 @@ class DeviceNotFoundError(VerbsError):
         else:
             sought = f"device {name!r} not found"
         if self.known:
-            there = f"available devices: {detail or ', '.join(self.known)}"
+            available = f"available devices: {detail or ', '.join(self.known)}"
         else:
-            there = detail or "this system has no RDMA device"
-        super().__init__(_errno.ENODEV, "ibv_get_device_list", f"{sought}; {there}")
+            available = detail or "this system has no RDMA device"
+        super().__init__(_errno.ENODEV, "ibv_get_device_list", f"{sought}; {available}")
 
 
 _PACKAGES = {
@@ -232,6 +234,9 @@ class WorkCompletionError(RDMAError):
     ``status`` is an ``enum ibv_wc_status`` value, and ``status_name`` is its name. ``operation`` is
     the request type, such as ``"send"`` or ``"read"``, or empty if unknown. ``wr_id`` and
     ``qp_num`` identify the request. ``vendor_err`` is a vendor-specific error code.
+
+    The message begins with ``what``, a longer description of the request such as ``"read of 8
+    bytes"``, or with ``operation`` if ``what`` is empty. The message ends with ``detail``.
     """
 
     status_name: ClassVar[str] = ""
@@ -417,7 +422,7 @@ def work_completion_error(
     """Create the exception for a completion with the given ``status``.
 
     ``cause`` becomes the exception's ``__cause__``. For a flushed request, pass the queue pair's
-    first failure.
+    first failure. The other arguments are those of :class:`WorkCompletionError`.
 
     Raises:
         ValueError: If the status is 0, which means success.
@@ -710,7 +715,7 @@ class RangeError(RDMAError, ValueError):
 
     ``offset`` and ``length`` describe the requested range, and ``region_length`` is the region's
     size. All three are in bytes. ``right`` is the missing access right, if any. ``region_id``
-    identifies the region if it belongs to the peer.
+    identifies the region if it belongs to the peer. In the message, ``detail`` replaces the reason.
     """
 
     _region_kind: ClassVar[str] = "region"

@@ -212,7 +212,8 @@ class Driver(PerLoopResource):
         if self._closed:
             return  # it was closed with the loop
         cq.release_when_empty(entries)
-        # The first queue stays open for later connections.
+        # `in_use` already excludes these entries, so the last user closes the queue here, with any
+        # completions left in it. The first queue stays open for later connections.
         if not cq.in_use and cq is not self._cqs[0]:
             self._cqs.remove(cq)
             self._broken.discard(cq)

@@ -55,10 +55,10 @@ class PerLoopResource:
     @classmethod
     def end_all(cls, loop: asyncio.AbstractEventLoop) -> None:
         """Close the resources of a closed loop, including those that were not released."""
-        with ExitStack() as ends:  # close all of them, even if one fails
+        with ExitStack() as steps:  # close all of them, even if one fails
             for instance in (cls._instances.pop(loop, None) or {}).values():
                 if not instance._closed:
-                    ends.callback(instance._end)
+                    steps.callback(instance._end)
 
     @classmethod
     def _reset_all_after_fork(cls) -> None:

@@ -104,7 +104,7 @@ class EndsWhenDropped:
         if loop_shutdown is None or self._affinity.is_after_fork or not self._is_open():
             return
         text = f"{self!r}{self._affinity.creation_site()} was not closed"
-        loop_shutdown.finalized(self)
+        loop_shutdown.keep_dropped(self)
         try:
             self._affinity.loop.call_soon_threadsafe(self._drop)
         except RuntimeError:  # the loop has been closed
@@ -178,7 +178,7 @@ class LoopShutdown:
             self._unregister()
             run_step(self._generator.aclose())
 
-    def finalized(self, thing: Closable) -> None:
+    def keep_dropped(self, thing: Closable) -> None:
         """Keep a dropped object alive until it has been closed. This may run in any thread.
 
         The object asks its loop to close it, but the loop itself may be closed first.
@@ -224,10 +224,11 @@ class LoopShutdown:
         """Release all objects of a loop that was closed without running its async generators."""
         self._finished = True
         texts = self._warning_texts()
-        with ExitStack() as ends:  # runs all of them, even if one fails
-            ends.callback(warn, texts)
+        with ExitStack() as steps:  # runs all steps in reverse order, even if one fails
+            steps.callback(warn, texts)
+            # As in `_close_at_loop_end`, the open objects end first, in order of creation.
             for thing in [*self._dropped.values(), *reversed(self.open_objects())]:
-                ends.callback(thing._end_without_loop)
+                steps.callback(thing._end_without_loop)
         self._open.clear()
         self._dropped.clear()
 
@@ -275,7 +276,7 @@ def for_running_loop() -> LoopShutdown:
     shutdown = _shutdowns.get(loop)
     if shutdown is None:
         # Without this, the objects of a loop without readers would never be released.
-        clear_closed()
+        finish_closed_loops()
         shutdown = _shutdowns[loop] = LoopShutdown(loop)
     return shutdown
 
@@ -299,13 +300,13 @@ def loop_end(loop: asyncio.AbstractEventLoop) -> LoopEnd:
 
 def finish_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Release the objects of a closed loop, and then the resources that they share."""
-    with ExitStack() as ends:
-        ends.callback(PerLoopResource.end_all, loop)
+    with ExitStack() as steps:  # runs all steps in reverse order, even if one fails
+        steps.callback(PerLoopResource.end_all, loop)
         if (shutdown := _shutdowns.pop(loop, None)) is not None:
-            ends.callback(shutdown.finish)
+            steps.callback(shutdown.finish)
 
 
-def clear_closed() -> None:
+def finish_closed_loops() -> None:
     """Release the open objects of closed loops.
 
     Only loops without readers need this. The other loops have a `LoopEnd`, which does the same.

@@ -481,8 +481,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         `at_once` releases the resources immediately. Do not use it within a drain.
         """
         if self._state in (ConnectionState.DRAINING, ConnectionState.GOODBYE_SENT):
-            # The peer has not said goodbye. `stop` still delivers the messages whose sends have
-            # completed at the peer.
+            # The peer has not said goodbye, so it may still be sending. Refuse further messages,
+            # but deliver those that have arrived, because the peer has seen their sends succeed.
             self._queue.stop(ConnectionClosedError())
         if self._advance(LifecycleEvent.FINISHED, ConnectionClosedError()):
             if at_once and not self._queue.table.wakeups.calling_back:

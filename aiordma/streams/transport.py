@@ -105,8 +105,8 @@ class _Outbox:
         self._max_message_size = max(1, min(MAX_MESSAGE_SIZE, connection.max_message))
         self._chunks: deque[memoryview] = deque()  # not yet passed to the connection
         self.size = 0  # total size of `_chunks` in bytes
-        self.sends = 0  # messages in flight
-        self._sent_bytes = 0  # bytes in flight
+        self.messages_in_flight = 0
+        self._bytes_in_flight = 0
         self.undelivered = False  # whether written data was lost
         self.send_error: BaseException | None = None  # the error that ended sending
         self.eof_written = False
@@ -143,7 +143,7 @@ class _Outbox:
         `on_sent` is called each time a message has been sent or has failed.
         """
         while self.send_error is None and (
-            self._sent_bytes < WINDOW if self.size else self.eof_pending
+            self._bytes_in_flight < WINDOW if self.size else self.eof_pending
         ):
             if not self.size:
                 self.eof_pending = False
@@ -153,19 +153,19 @@ class _Outbox:
             except Exception as error:
                 self._record_send_failure(len(piece), error)
             else:
-                self.sends += 1
-                self._sent_bytes += len(piece)
+                self.messages_in_flight += 1
+                self._bytes_in_flight += len(piece)
                 future.add_done_callback(partial(self._sent, len(piece), on_sent))
 
     def _sent(self, size: int, on_sent: Callable[[], object], future: asyncio.Future[None]) -> None:
         """Update the amount in flight after a message has been sent or has failed."""
-        self.sends -= 1
-        self._sent_bytes -= size
+        self.messages_in_flight -= 1
+        self._bytes_in_flight -= size
         error = None if future.cancelled() else future.exception()
         if error is not None:
             self._record_send_failure(size, error)
         on_sent()
-        if self.undelivered or not self.sends:
+        if self.undelivered or not self.messages_in_flight:
             self._wake_waiters()
 
     def _record_send_failure(self, size: int, error: BaseException) -> None:
@@ -176,7 +176,7 @@ class _Outbox:
         """Wait until nothing is in flight, and raise an error if not everything was sent."""
         if self.undelivered:
             raise reset_error(self._connection, NOT_SENT)
-        if self.size or self.sends:
+        if self.size or self.messages_in_flight:
             self._idle = self._idle or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
 
@@ -250,7 +250,7 @@ class StreamTransport(_FlowControlMixin):
 
     # Declare the flow-control members inherited from asyncio for the type checker.
     _loop: asyncio.AbstractEventLoop
-    _protocol_paused: bool
+    _protocol_paused: bool  # whether asyncio has told the protocol to stop writing
     _maybe_pause_protocol: Callable[[], None]
     _maybe_resume_protocol: Callable[[], None]
 
@@ -287,7 +287,7 @@ class StreamTransport(_FlowControlMixin):
         self._awaits_tls = awaits_tls  # the client has not begun the TLS handshake yet
         self._outbox = _Outbox(connection)
         self._eof_received = False
-        self._paused = False
+        self._reading_paused = False
         self._closing = False
         self._lost = False
         self._close_task: asyncio.Task[None] | None = None
@@ -400,7 +400,7 @@ class StreamTransport(_FlowControlMixin):
 
         Returns False while reading is paused and after the transport has started closing.
         """
-        return not self._paused and not self._closing
+        return not self._reading_paused and not self._closing
 
     def pause_reading(self) -> None:
         """Stop delivering data until `resume_reading` is called.
@@ -409,18 +409,18 @@ class StreamTransport(_FlowControlMixin):
         """
         self._affinity.check(self)
         if self.is_reading():
-            self._paused = True
+            self._reading_paused = True
             if self._protocol_paused:
-                # Check now whether the connection has failed, because the reading task cannot
-                # report a failure while it is paused. A protocol that resumes reading only after
-                # its data has been sent would otherwise wait forever.
+                # The protocol waits for its data to be sent, and may resume reading only then.
+                # Flush now, because `_flush` ends the stream if sending has failed. The reading
+                # task would have reported the failure, but it does not run while paused.
                 self._flush()
 
     def resume_reading(self) -> None:
         """Resume delivering data after `pause_reading`."""
         self._affinity.check(self)
-        if self._paused:
-            self._paused = False
+        if self._reading_paused:
+            self._reading_paused = False
             self._start_reading()
 
     # ---- writing -------------------------------------------------------------------------
@@ -441,7 +441,7 @@ class StreamTransport(_FlowControlMixin):
             logger.warning("ignored data written to %r after close()", self)
             return
         self._outbox.append(data)
-        if self._outbox.sends < EAGER_WRITES:
+        if self._outbox.messages_in_flight < EAGER_WRITES:
             self._flush()
         self._maybe_pause_protocol()
 
@@ -486,7 +486,7 @@ class StreamTransport(_FlowControlMixin):
             return
         if not isinstance(error, ENDED):
             self._report_and_close(error, "cannot send the written data")
-        elif self._paused:
+        elif self._reading_paused:
             closed = isinstance(error, ConnectionClosedError)
             self._force_close(reset_error(self._connection, NOT_READ) if closed else error)
         # If reading is not paused, the reading task delivers earlier messages and then reports the
@@ -551,7 +551,7 @@ class StreamTransport(_FlowControlMixin):
         if self._outbox.has_unsent:
             return
         self._loop.call_soon(make_drain_fail, self._protocol)
-        if not self._outbox.sends and self._close_task is None:
+        if not self._outbox.messages_in_flight and self._close_task is None:
             self._close_task = background(self._loop, self._connection.close())
             self._close_task.add_done_callback(lambda _: self._force_close(None))
 

@@ -448,6 +448,8 @@ def require_on_demand(
 def _memory_to_register(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
     """Return the memory to register, allocating it if ``memory`` is a size in bytes.
 
+    If ``access`` is None, the caller chooses rights that the memory allows.
+
     Raises:
         ValueError: If the size is not positive, or if the memory is read-only but ``access`` allows
             the device to modify it.

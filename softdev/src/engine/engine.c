@@ -522,15 +522,15 @@ bool soft_engine_may_delay_output(unsigned *last_step_unlocks)
 	return !is_first_call;
 }
 
-unsigned soft_engine_partial_frames(void)
+unsigned soft_engine_mid_message_frames(void)
 {
-	return soft_counter_get(&soft_device.engine->partial_frames);
+	return soft_counter_get(&soft_device.engine->mid_message_frames);
 }
 
 unsigned soft_engine_progress(void)
 {
 	return soft_counter_get(&soft_device.engine->served_app_steps) +
-	       soft_engine_partial_frames();
+	       soft_engine_mid_message_frames();
 }
 
 unsigned soft_engine_writes(bool notified)
@@ -551,10 +551,10 @@ void soft_engine_count_write(bool notified)
 	soft_counter_bump(&soft_device.engine->writes[notified]);
 }
 
-void soft_engine_count_partial_frame(void)
+void soft_engine_count_mid_message_frame(void)
 {
 	soft_assert_locked();
-	soft_counter_bump(&soft_device.engine->partial_frames);
+	soft_counter_bump(&soft_device.engine->mid_message_frames);
 }
 
 bool soft_channel_is_current(const struct soft_channel *channel)

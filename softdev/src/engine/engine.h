@@ -405,8 +405,10 @@ bool soft_application_polls(void);
 /* Make the epoll set readable, so that a thread runs a step soon. */
 void soft_engine_schedule_step(void);
 
-/* Count a frame that has been sent or received and is not the last frame of its message. */
-void soft_engine_count_partial_frame(void);
+/* Count a complete frame that is not the last one of its message, after sending or receiving it. A
+ * thread that polls for completions thus sees that a long message makes progress
+ * (soft_engine_progress). */
+void soft_engine_count_mid_message_frame(void);
 /* Count a write to another process. `notified` is true if that process had to be notified. */
 void soft_engine_count_write(bool notified);
 
@@ -425,13 +427,13 @@ void soft_engine_handle_lost_descriptors(void);
 /* ---- entries of the device's table (abi/device_calls.h) -------------------------------------- */
 
 /* Returns the number of steps in which an application thread found work, plus the number counted by
- * soft_engine_count_partial_frame. */
+ * soft_engine_count_mid_message_frame. */
 unsigned soft_engine_progress(void);
 /* Returns two counts of writes to peers. The upper 32 bits count writes that required a
  * notification, and the lower 32 bits count all others. */
 uint64_t soft_peer_wakeups(void);
-/* Returns the number counted by soft_engine_count_partial_frame. */
-unsigned soft_engine_partial_frames(void);
+/* Returns the number counted by soft_engine_count_mid_message_frame. */
+unsigned soft_engine_mid_message_frames(void);
 /* Returns the number of calls of soft_engine_count_write with this value of `notified`. */
 unsigned soft_engine_writes(bool notified);
 void soft_busy_poll(int starts);

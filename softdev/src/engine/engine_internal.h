@@ -28,7 +28,7 @@ struct soft_engine {
 	unsigned unlocks; /* number of times the lock has been released */
 	unsigned lock_waiters; /* atomic: threads blocked in soft_lock; pollers let them go first */
 	unsigned served_app_steps; /* atomic: steps of application threads that found work */
-	unsigned partial_frames; /* atomic: see soft_engine_count_partial_frame */
+	unsigned mid_message_frames; /* atomic: see soft_engine_count_mid_message_frame */
 	unsigned writes[2]; /* atomic: writes to [0] awake peers, [1] peers that were notified */
 	unsigned armed_cqs; /* atomic: CQs armed to signal a channel */
 	unsigned spinning_threads; /* atomic: threads spinning before they sleep */

@@ -26,8 +26,8 @@ static void end_frame(struct soft_link *link)
 {
 	const struct soft_frame *frame = &link->frame;
 
-	if (!soft_is_last(frame)) /* shows progress within a long message */
-		soft_engine_count_partial_frame();
+	if (!soft_is_last(frame))
+		soft_engine_count_mid_message_frame();
 	if (link->sink == SOFT_SINK_DISCARD)
 		return;
 	if (soft_is_request(&link->frame))

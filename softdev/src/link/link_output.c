@@ -311,7 +311,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 	struct soft_qp *qp = link->qp;
 
 	if (!soft_is_last(&out->frame))
-		soft_engine_count_partial_frame();
+		soft_engine_count_mid_message_frame();
 	if (out->frame.flags & SOFT_FRAME_ACK)
 		record_acknowledged(link, out->frame.ack);
 	if (out->is_response) {

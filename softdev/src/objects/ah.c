@@ -71,7 +71,7 @@ struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
 	struct soft_objects *objects = soft_device.objects;
 	int rc = 0;
-	struct soft_ah *ah = soft_alloc_object(pd->context, sizeof(*ah), &rc);
+	struct soft_ah *ah = soft_alloc_unless_failed(pd->context, sizeof(*ah), &rc);
 
 	soft_lock();
 	if (!rc)

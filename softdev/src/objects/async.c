@@ -95,7 +95,7 @@ void soft_async_await_acks(const struct soft_context *context, pthread_mutex_t *
 			   pthread_cond_t *cond, const uint32_t *acknowledged,
 			   const uint32_t *retrieved)
 {
-	if (soft_context_inherited(context))
+	if (soft_context_is_inherited(context))
 		return; /* the thread that acknowledges may exist only in the parent */
 	pthread_mutex_lock(mutex);
 	while (*acknowledged != *retrieved)

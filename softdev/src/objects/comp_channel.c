@@ -11,7 +11,8 @@ static struct soft_comp_channel *channel_of(struct ibv_comp_channel *channel)
 struct ibv_comp_channel *soft_ibv_create_comp_channel(struct ibv_context *context)
 {
 	int rc = 0;
-	struct soft_comp_channel *channel = soft_alloc_object(context, sizeof(*channel), &rc);
+	struct soft_comp_channel *channel =
+		soft_alloc_unless_failed(context, sizeof(*channel), &rc);
 
 	if (!rc)
 		rc = soft_channel_init(&channel->channel);

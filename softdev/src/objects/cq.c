@@ -40,7 +40,7 @@ static void set_armed(struct soft_cq *cq, enum soft_armed armed)
 	struct soft_comp_channel *channel = channel_of(cq);
 
 	if (channel && !cq->armed != !armed &&
-	    !soft_context_inherited(soft_context_of(cq->ibv.context))) {
+	    !soft_context_is_inherited(soft_context_of(cq->ibv.context))) {
 		soft_counter_add(&channel->channel.armed_sources, armed ? 1u : -1u);
 		soft_engine_count_armed(armed ? 1 : -1);
 	}
@@ -199,7 +199,7 @@ void soft_cq_discard(struct soft_cq *cq, uint32_t qp_num)
 {
 	uint32_t kept = 0;
 
-	if (soft_context_inherited(soft_context_of(cq->ibv.context)))
+	if (soft_context_is_inherited(soft_context_of(cq->ibv.context)))
 		return; /* a thread of the parent may have held the lock */
 	pthread_mutex_lock(&cq->lock);
 	for (uint32_t i = 0; i < cq->count; i++) {
@@ -312,7 +312,7 @@ struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_co
 			     int comp_vector, bool with_timestamps, struct ibv_pd *pd)
 {
 	int rc = check_create(context, cqe, channel, comp_vector);
-	struct soft_cq *cq = soft_alloc_object(context, sizeof(*cq), &rc);
+	struct soft_cq *cq = soft_alloc_unless_failed(context, sizeof(*cq), &rc);
 
 	if (!rc)
 		rc = make_rings(pd, (uint32_t)cqe, with_timestamps, &cq->ring, &cq->stamps);
@@ -421,7 +421,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 	soft_deferred_cancel(&cq->overrun_work);
 	soft_timer_stop(&cq->moderation_timer);
 	/* In a forked child, a thread of the parent may have held the locks. */
-	if (!soft_context_inherited(context)) {
+	if (!soft_context_is_inherited(context)) {
 		pthread_mutex_lock(&cq->lock);
 		set_armed(cq, SOFT_UNARMED);
 		pthread_mutex_unlock(&cq->lock);

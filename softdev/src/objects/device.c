@@ -143,7 +143,7 @@ void soft_context_stop(struct soft_context *context)
 	if (!soft_channel_has_lost_descriptors(&context->async))
 		soft_close_fd(&context->extended.context.cmd_fd);
 	pthread_mutex_destroy(&context->extended.context.mutex);
-	if (!soft_context_inherited(context))
+	if (!soft_context_is_inherited(context))
 		soft_engine_put();
 }
 

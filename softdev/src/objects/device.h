@@ -104,27 +104,28 @@ static inline struct soft_context *soft_context_of(struct ibv_context *context)
 /* Returns whether the context was inherited by a forked child. The child may only destroy the
  * context's objects (ibv_fork_init(3)). It must not wait for their locks or for the acknowledgement
  * of their events, because the threads responsible for these may exist only in the parent. */
-static inline bool soft_context_inherited(const struct soft_context *context)
+static inline bool soft_context_is_inherited(const struct soft_context *context)
 {
 	return context->fork_generation != soft_engine_fork_generation();
 }
 
-/* Returns ENODEV if the context was inherited, because the device does not run in a forked child
- * and therefore cannot serve new objects. Otherwise returns 0. */
-static inline int soft_context_inherited_error(const struct ibv_context *context)
+/* Refuse with ENODEV if the context was inherited, because the device does not run in a forked
+ * child and therefore cannot serve new objects. Otherwise returns 0. */
+static inline int soft_refuse_if_inherited(const struct ibv_context *context)
 {
 	const struct soft_context *own =
 		soft_container(context, const struct soft_context, extended.context);
 
-	return soft_context_inherited(own) ? soft_refuse(ENODEV, "FORKED") : 0;
+	return soft_context_is_inherited(own) ? soft_refuse(ENODEV, "FORKED") : 0;
 }
 
 /* Allocate a zeroed object for a create call. Returns NULL without allocating if `*rc` is already
  * an errno value. On failure, sets `*rc` to ENOMEM, or to ENODEV in a forked child. */
-static inline void *soft_alloc_object(const struct ibv_context *context, size_t size, int *rc)
+static inline void *soft_alloc_unless_failed(const struct ibv_context *context, size_t size,
+					     int *rc)
 {
 	if (!*rc)
-		*rc = soft_context_inherited_error(context);
+		*rc = soft_refuse_if_inherited(context);
 	void *object = *rc ? NULL : calloc(1, size);
 
 	if (!*rc && !object)

@@ -83,8 +83,8 @@ static void publish(struct soft_dm *dm, struct ibv_context *context)
 
 struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
 {
-	/* soft_alloc_object() would fail in a forked child, but rdma-core's tests allocate device
-	 * memory there. */
+	/* soft_alloc_unless_failed() would fail in a forked child, but rdma-core's tests allocate
+	 * device memory there. */
 	struct soft_dm *dm = calloc(1, sizeof(*dm));
 	int rc = dm ? 0 : ENOMEM;
 

@@ -80,7 +80,7 @@ static int init_range(struct soft_range *range, void *addr, size_t length, uint6
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *template)
 {
 	int rc = 0;
-	struct soft_mr *mr = soft_alloc_object(pd->context, sizeof(*mr), &rc);
+	struct soft_mr *mr = soft_alloc_unless_failed(pd->context, sizeof(*mr), &rc);
 
 	if (rc)
 		return soft_finish_create(rc, mr);

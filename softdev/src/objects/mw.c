@@ -35,7 +35,7 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 	int rc = type == IBV_MW_TYPE_1 || type == IBV_MW_TYPE_2
 			 ? 0
 			 : soft_refuse_value("MW_TYPE", "type", type);
-	struct soft_mw *mw = soft_alloc_object(pd->context, sizeof(*mw), &rc);
+	struct soft_mw *mw = soft_alloc_unless_failed(pd->context, sizeof(*mw), &rc);
 
 	if (rc)
 		return soft_call_pointer_result("ibv_alloc_mw", "pd", soft_pd_root(pd)->handle,

@@ -33,7 +33,7 @@ static void publish(struct soft_pd *pd, struct ibv_context *context)
 /* Create a copy of `prototype`, or fail with `rc` if it is already an errno value. */
 static struct ibv_pd *create(struct ibv_context *context, const struct soft_pd *prototype, int rc)
 {
-	struct soft_pd *pd = soft_alloc_object(context, sizeof(*pd), &rc);
+	struct soft_pd *pd = soft_alloc_unless_failed(context, sizeof(*pd), &rc);
 
 	if (!rc) {
 		*pd = *prototype;
@@ -144,7 +144,7 @@ bool soft_pd_is_parent(struct ibv_pd *pd)
 struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handle)
 {
 	int rc = 0;
-	struct soft_pd *pd = soft_alloc_object(context, sizeof(*pd), &rc);
+	struct soft_pd *pd = soft_alloc_unless_failed(context, sizeof(*pd), &rc);
 
 	if (rc)
 		return soft_finish_create(rc, pd);
@@ -180,7 +180,7 @@ void soft_ibv_unimport_pd(struct ibv_pd *ibv)
 struct ibv_td *soft_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr)
 {
 	int rc = attr->comp_mask ? EINVAL : 0;
-	struct soft_td *td = soft_alloc_object(context, sizeof(*td), &rc);
+	struct soft_td *td = soft_alloc_unless_failed(context, sizeof(*td), &rc);
 
 	if (!rc) {
 		td->ibv.context = context;

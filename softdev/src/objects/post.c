@@ -123,7 +123,9 @@ static enum soft_refusal fill_operation(struct soft_send_wqe *send, const struct
 		send->remote_address = wr->wr.rdma.remote_addr;
 		send->rkey = wr->wr.rdma.rkey;
 		return SOFT_ACCEPTED;
-	case IBV_WR_FLUSH: /* as packed by wr_flush */
+	case IBV_WR_FLUSH:
+		/* wr_flush() passes the type and level in `swap`, and the length in
+		 * `compare_add`. */
 		send->remote_address = wr->wr.atomic.remote_addr;
 		send->rkey = wr->wr.atomic.rkey;
 		send->flush = (uint8_t)wr->wr.atomic.swap;

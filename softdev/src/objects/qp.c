@@ -153,11 +153,11 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 {
 	const struct ibv_qp_init_attr normalized = normalize_attr(attr);
 	int rc = soft_context_of(context)->fatal ? soft_refuse(EIO, "FATAL")
-						 : soft_context_inherited_error(context);
+						 : soft_refuse_if_inherited(context);
 
 	if (!rc)
 		rc = check_create(context, pd, xrcd, &normalized);
-	struct soft_qp *qp = soft_alloc_object(context, sizeof(*qp), &rc);
+	struct soft_qp *qp = soft_alloc_unless_failed(context, sizeof(*qp), &rc);
 
 	if (!rc) {
 		qp->transport = attr->qp_type == IBV_QPT_UD ? soft_device.objects->datagrams
@@ -219,7 +219,8 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	}
 	/* The transport counts its queue pairs, to receive only while it has any. In a forked child,
 	 * the count does not include the parent's queue pairs. */
-	if (qp->transport->qp_destroyed && !soft_context_inherited(soft_context_of(ibv->context)))
+	if (qp->transport->qp_destroyed &&
+	    !soft_context_is_inherited(soft_context_of(ibv->context)))
 		qp->transport->qp_destroyed();
 	soft_qp_enter_reset(qp);
 	SOFT_TRACE(destroyed, qp);
@@ -617,7 +618,7 @@ static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_m
 
 	if (soft_context_of(ibv->context)->fatal)
 		return soft_refuse(EIO, "FATAL");
-	rc = soft_context_inherited_error(ibv->context);
+	rc = soft_refuse_if_inherited(ibv->context);
 	if (rc)
 		return rc;
 	if (attr_mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)

@@ -115,7 +115,7 @@ struct soft_response {
 enum { SOFT_KNOWN_EMPTY_READS = 16 };
 
 /* An executed READ or atomic, which the peer may request again. */
-struct soft_known_read {
+struct soft_rd_atomic {
 	uint32_t psn;
 	uint32_t psns;
 	uint32_t rkey;
@@ -143,15 +143,16 @@ struct soft_responder {
 	uint32_t srq_num; /* XRC: number of the shared receive queue */
 	/* Responses are queued in the order of their requests. */
 	struct soft_response *responses;
-	uint32_t response_mask;
+	uint32_t response_mask; /* number of slots, which is a power of two, minus 1 */
 	uint32_t response_head;
 	uint32_t response_tail;
 	uint32_t copied_bytes; /* total size of all `copy` buffers (read_order.c) */
-	struct soft_known_read *known_reads; /* latest READs and atomics, one per response slot */
-	uint32_t known_read_count;
+	/* The latest READs and atomics, in a ring with as many slots as `responses`. */
+	struct soft_rd_atomic *latest_rd_atomics;
+	uint32_t rd_atomic_count; /* number ever stored, which may exceed the number of slots */
 	/* PSNs of the latest FLUSHes and ATOMIC WRITEs */
 	uint32_t empty_read_psns[SOFT_KNOWN_EMPTY_READS];
-	uint32_t empty_read_count;
+	uint32_t empty_read_count; /* number ever stored */
 };
 
 /* A frame to send. The queue pair is updated (`commit`) only after the path has accepted the frame,

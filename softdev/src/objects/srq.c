@@ -61,7 +61,7 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 	int rc = init->attr.max_wr < 1
 			 ? soft_refuse_value("NO_ENTRIES", "max_wr", 0)
 			 : soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
-	struct soft_srq *srq = soft_alloc_object(pd->context, sizeof(*srq), &rc);
+	struct soft_srq *srq = soft_alloc_unless_failed(pd->context, sizeof(*srq), &rc);
 
 	if (!rc)
 		rc = soft_receive_queue_create(&srq->rq, pd, init->attr.max_wr, init->attr.max_sge);

@@ -307,12 +307,16 @@ static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, 
 			       SOFT_REFUSED_FLAGS);
 		return;
 	}
-	build(ex, (struct ibv_send_wr){
-			  .opcode = IBV_WR_FLUSH,
-			  .wr.atomic = {.remote_addr = level == IBV_FLUSH_MR ? 0 : remote_addr,
-					.compare_add = level == IBV_FLUSH_MR ? 0 : len,
-					.swap = type | (unsigned)level << SOFT_FLUSH_LEVEL_SHIFT,
-					.rkey = rkey}});
+	const bool whole_region = level == IBV_FLUSH_MR;
+	const unsigned type_and_level = type | (unsigned)level << SOFT_FLUSH_LEVEL_SHIFT;
+
+	/* struct ibv_send_wr has no members for a FLUSH, so the members of an atomic carry its
+	 * arguments to fill_operation() in post.c. */
+	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_FLUSH,
+				       .wr.atomic = {.remote_addr = whole_region ? 0 : remote_addr,
+						     .compare_add = whole_region ? 0 : len,
+						     .swap = type_and_level,
+						     .rkey = rkey}});
 }
 
 /* ---- setters ------------------------------------------------------------------------------- */

@@ -94,7 +94,7 @@ struct ibv_xrcd *soft_open_xrcd(struct ibv_context *context, struct ibv_xrcd_ini
 	int rc = attr->comp_mask != all || attr->fd < -1 || attr->oflags & ~(O_CREAT | O_EXCL)
 			 ? EINVAL
 			 : 0;
-	struct soft_xrcd *xrcd = soft_alloc_object(context, sizeof(*xrcd), &rc);
+	struct soft_xrcd *xrcd = soft_alloc_unless_failed(context, sizeof(*xrcd), &rc);
 
 	if (!rc) {
 		xrcd->ibv.context = context;

@@ -65,6 +65,20 @@ void soft_requester_reset_retries(struct soft_qp *qp);
 /* Start the retransmission timer if a response is outstanding on a link that may lose it. */
 void soft_requester_start_timer(struct soft_qp *qp);
 
+/* Returns how many READs and atomics are still stored. */
+static inline uint32_t soft_stored_rd_atomics(const struct soft_responder *responder)
+{
+	const uint32_t slots = responder->response_mask + 1;
+
+	return responder->rd_atomic_count < slots ? responder->rd_atomic_count : slots;
+}
+
+static inline struct soft_rd_atomic *soft_rd_atomic_at(const struct soft_responder *responder,
+						       uint32_t index)
+{
+	return &responder->latest_rd_atomics[index & responder->response_mask];
+}
+
 static inline bool soft_responder_is_full(const struct soft_responder *responder)
 {
 	return responder->response_tail - responder->response_head > responder->response_mask;
@@ -74,10 +88,10 @@ static inline bool soft_responder_is_full(const struct soft_responder *responder
 
 /* Handle a request whose PSN is not the expected one. */
 enum soft_sink soft_responder_unexpected_psn(struct soft_qp *qp, const struct soft_frame *frame);
-/* Returns the latest executed request with `opcode` that includes `psn`, or NULL. Only requests
- * that may still be unanswered are remembered (IBTA 9.4.5). */
-struct soft_known_read *soft_responder_find(const struct soft_responder *responder, uint8_t opcode,
-					    uint32_t psn);
+/* Returns the latest executed READ or atomic with `opcode` that includes `psn`, or NULL. Only
+ * requests that may still be unanswered are remembered (IBTA 9.4.5). */
+struct soft_rd_atomic *soft_responder_find_rd_atomic(const struct soft_responder *responder,
+						     uint8_t opcode, uint32_t psn);
 void soft_responder_report_gap(struct soft_qp *qp); /* sends one NAK per gap */
 /* Queue a NAK for the expected PSN. */
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);

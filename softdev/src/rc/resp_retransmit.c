@@ -54,25 +54,26 @@ static struct soft_response *queue_repeated_response(struct soft_qp *qp,
 	return response;
 }
 
-struct soft_known_read *soft_responder_find(const struct soft_responder *responder, uint8_t opcode,
-					    uint32_t psn)
+struct soft_rd_atomic *soft_responder_find_rd_atomic(const struct soft_responder *responder,
+						     uint8_t opcode, uint32_t psn)
 {
-	for (uint32_t i = 0; i <= responder->response_mask && i < responder->known_read_count;
-	     i++) {
-		struct soft_known_read *read =
-			&responder->known_reads[(responder->known_read_count - 1 - i) &
-						responder->response_mask];
+	const uint32_t stored = soft_stored_rd_atomics(responder);
 
-		if (read->opcode == opcode && ((psn - read->psn) & SOFT_PSN_MASK) < read->psns)
-			return read;
+	for (uint32_t age = 1; age <= stored; age++) {
+		struct soft_rd_atomic *request =
+			soft_rd_atomic_at(responder, responder->rd_atomic_count - age);
+
+		if (request->opcode == opcode &&
+		    ((psn - request->psn) & SOFT_PSN_MASK) < request->psns)
+			return request;
 	}
 	return NULL;
 }
 
 static void repeat_read(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	const struct soft_known_read *read =
-		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
+	const struct soft_rd_atomic *read =
+		soft_responder_find_rd_atomic(&qp->responder, frame->opcode, frame->psn);
 	uint32_t behind = (qp->responder.expected_psn - frame->psn) & SOFT_PSN_MASK;
 
 	/* A duplicate cannot extend beyond the PSNs already executed. Also ignore a duplicate
@@ -95,12 +96,12 @@ static void repeat_read(struct soft_qp *qp, const struct soft_frame *frame)
 
 static void repeat_atomic(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	const struct soft_known_read *read =
-		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
+	const struct soft_rd_atomic *atomic =
+		soft_responder_find_rd_atomic(&qp->responder, frame->opcode, frame->psn);
 
-	if (read)
+	if (atomic)
 		queue_repeated_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT,
-					read->result);
+					atomic->result);
 	else
 		trace_dropped_psn(qp, frame->psn);
 }

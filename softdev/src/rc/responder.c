@@ -28,26 +28,26 @@ int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 	if (slots <= before)
 		return 0;
 	struct soft_response *responses = calloc(slots, sizeof(*responses));
-	struct soft_known_read *known = calloc(slots, sizeof(*known));
-	uint32_t kept = responder->known_read_count < before ? responder->known_read_count : before;
+	struct soft_rd_atomic *rd_atomics = calloc(slots, sizeof(*rd_atomics));
+	uint32_t kept = soft_stored_rd_atomics(responder);
 
-	if (!responses || !known) {
+	if (!responses || !rd_atomics) {
 		free(responses);
-		free(known);
+		free(rd_atomics);
 		return ENOMEM;
 	}
 	/* Copy all slots, because abandoned responses beyond the tail may still own memory. */
 	for (uint32_t i = responder->response_head; i != responder->response_head + before; i++)
 		responses[i & (slots - 1)] = responder->responses[i & responder->response_mask];
 	for (uint32_t i = 0; i < kept; i++)
-		known[i] = responder->known_reads[(responder->known_read_count - kept + i) &
-						  responder->response_mask];
+		rd_atomics[i] =
+			*soft_rd_atomic_at(responder, responder->rd_atomic_count - kept + i);
 	free(responder->responses);
-	free(responder->known_reads);
+	free(responder->latest_rd_atomics);
 	responder->responses = responses;
 	responder->response_mask = slots - 1;
-	responder->known_reads = known;
-	responder->known_read_count = kept;
+	responder->latest_rd_atomics = rd_atomics;
+	responder->rd_atomic_count = kept;
 	return 0;
 }
 
@@ -73,7 +73,7 @@ void soft_responder_undo_prepare_rtr(struct soft_qp *qp)
 	for (uint32_t i = 0; responder->copied_bytes; i++)
 		soft_responder_free_copy(responder, &responder->responses[i]);
 	free(qp->responder.responses);
-	free(qp->responder.known_reads);
+	free(qp->responder.latest_rd_atomics);
 	memset(&qp->responder, 0, sizeof(qp->responder));
 }
 
@@ -571,19 +571,18 @@ static void queue_empty_response(struct soft_qp *qp, const struct soft_frame *fr
 }
 
 /* Remember an executed READ or atomic, so that a duplicate of it can be repeated. */
-static struct soft_known_read *remember_read(struct soft_responder *responder,
-					     const struct soft_frame *frame, uint32_t psns)
+static struct soft_rd_atomic *remember_rd_atomic(struct soft_responder *responder,
+						 const struct soft_frame *frame, uint32_t psns)
 {
-	struct soft_known_read *read =
-		&responder->known_reads[responder->known_read_count++ & responder->response_mask];
+	struct soft_rd_atomic *request = soft_rd_atomic_at(responder, responder->rd_atomic_count++);
 
-	*read = (struct soft_known_read){
+	*request = (struct soft_rd_atomic){
 		.psn = frame->psn,
 		.psns = psns,
 		.rkey = frame->rkey,
 		.opcode = frame->opcode,
 	};
-	return read;
+	return request;
 }
 
 /* Execute an atomic operation (IBTA 9.4.5.1). The operation is also atomic with respect to other
@@ -617,7 +616,7 @@ static bool execute_atomic(struct soft_qp *qp, const struct soft_frame *frame,
 
 	soft_put64(response->result, old_value);
 	/* Keep the result for a retransmitted request, because the atomic must not execute twice. */
-	memcpy(remember_read(responder, frame, 1)->result, response->result,
+	memcpy(remember_rd_atomic(responder, frame, 1)->result, response->result,
 	       sizeof(response->result));
 	return true;
 }
@@ -666,7 +665,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame,
 		return;
 	case SOFT_READ:
 		soft_responder_queue_response(qp, frame, SOFT_READ_DATA, frame->dma_length);
-		remember_read(responder, frame, soft_psn_count(qp, frame->dma_length))
+		remember_rd_atomic(responder, frame, soft_psn_count(qp, frame->dma_length))
 			->uncounted_bytes =
 			soft_counts_reads_of(qp, frame->rkey) ? frame->dma_length : 0;
 		responder->expected_psn =
@@ -766,7 +765,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
  * counted only once. */
 static void count_read_bytes(struct soft_qp *qp, uint32_t psn)
 {
-	struct soft_known_read *read = soft_responder_find(&qp->responder, SOFT_READ, psn);
+	struct soft_rd_atomic *read = soft_responder_find_rd_atomic(&qp->responder, SOFT_READ, psn);
 
 	if (read) {
 		soft_count_read(qp, read->uncounted_bytes);

@@ -281,7 +281,7 @@ static int prepare_rtr(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 static void undo_prepare_rtr(struct soft_qp *qp)
 {
 	if (qp->attr.path_mtu && soft_device.ud->packets &&
-	    !soft_context_inherited(soft_context_of(qp->ibv.context)))
+	    !soft_context_is_inherited(soft_context_of(qp->ibv.context)))
 		soft_device.ud->packets->release();
 	qp->attr.path_mtu = 0;
 }

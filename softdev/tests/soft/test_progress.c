@@ -412,13 +412,13 @@ static void transferred_parts_are_counted_except_the_last(struct side *a, struct
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ};
 
 	for (int i = 0; i < 2; i++) {
-		unsigned before = soft_engine_partial_frames();
+		unsigned before = soft_engine_mid_message_frames();
 
 		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = 64, REMOTE(b, LONG));
-		CHECK_EQUAL(soft_engine_partial_frames(), before);
+		CHECK_EQUAL(soft_engine_mid_message_frames(), before);
 		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = LONG, REMOTE(b, LONG));
 		/* This process both sends and receives the parts. */
-		CHECK(soft_engine_partial_frames() - before >= 4);
+		CHECK(soft_engine_mid_message_frames() - before >= 4);
 	}
 }
 

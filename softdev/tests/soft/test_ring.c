@@ -125,10 +125,10 @@ static void ring_wastes_no_room_and_reports_requests_once(void)
 	put_record(2, 0, 0, (uint32_t)rest);
 	CHECK_EQUAL(soft_ring_room(&writer, 1), 0);
 	CHECK_EQUAL(soft_ring_request_room(&writer), 0);
-	CHECK(!soft_ring_must_notify(&writer));
+	CHECK(!soft_ring_take_notify_request(&writer));
 	expect_record(1, 0, 0, 5000);
-	CHECK(soft_ring_room_requested(&reader));
-	CHECK(!soft_ring_room_requested(&reader)); /* reported once */
+	CHECK(soft_ring_take_room_request(&reader));
+	CHECK(!soft_ring_take_room_request(&reader)); /* reported once */
 	CHECK(soft_ring_room(&writer, 1) >= 5000);
 	for (uint32_t i = 1; i < count; i++)
 		expect_record(1, i, 0, 5000);
@@ -151,7 +151,7 @@ static void flush_notifies_an_armed_reader_once(void)
 	expect_record(1, 1, 1, 1);
 	CHECK(!soft_ring_arm(&reader));
 	soft_ring_disarm(&reader);
-	CHECK(!soft_ring_must_notify(&writer));
+	CHECK(!soft_ring_take_notify_request(&writer));
 }
 
 /* ---- two threads --------------------------------------------------------------------------- */
@@ -214,7 +214,7 @@ static void *read_records(void *unused)
 		int rc = soft_ring_next(&reader, &record);
 
 		if (rc == 0) {
-			if (soft_ring_room_requested(&reader))
+			if (soft_ring_take_room_request(&reader))
 				ring_bell(writer_bell);
 			if (!soft_ring_arm(&reader))
 				wait_for_bell(reader_bell);

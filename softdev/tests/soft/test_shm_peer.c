@@ -316,7 +316,7 @@ static void room_freed_before_arming_wakes_the_writer(void)
 		CHECK(end.sent < end.to_send);
 		soft_ring_disarm(&peer->in);
 		stopped = peer;
-		soft_wakeup_rearm(peer);
+		soft_wakeup_poll_or_arm(peer);
 		CHECK(!stopped);
 		struct pollfd step = {.fd = soft_device.engine->epoll_fd, .events = POLLIN};
 

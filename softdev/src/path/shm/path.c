@@ -289,13 +289,13 @@ static void flush(struct soft_deferred *deferred)
 	} else if (peer->is_self) {
 		soft_wakeup_visit(peer);
 	} else {
-		bool asleep = soft_ring_flush(&peer->out);
+		bool must_notify = soft_ring_flush(&peer->out);
 
-		if (asleep)
+		if (must_notify)
 			soft_notify_pipe_notify(&peer->pipe);
-		soft_engine_count_write(asleep);
+		soft_engine_count_write(must_notify);
 		if (soft_shm_peer_wants_room(peer))
-			soft_wakeup_rearm(peer);
+			soft_wakeup_poll_or_arm(peer);
 	}
 }
 

@@ -141,7 +141,7 @@ void soft_ring_put(struct soft_ring *ring, const struct soft_record *record,
 	soft_publish(&ring->shared->tail, ring->position);
 }
 
-bool soft_ring_must_notify(struct soft_ring *ring)
+bool soft_ring_take_notify_request(struct soft_ring *ring)
 {
 	return soft_total_get(&ring->shared->notify_wanted) &&
 	       soft_total_take(&ring->shared->notify_wanted);
@@ -150,7 +150,7 @@ bool soft_ring_must_notify(struct soft_ring *ring)
 bool soft_ring_flush(struct soft_ring *ring)
 {
 	soft_total_set(&ring->shared->tail, ring->position);
-	return soft_ring_must_notify(ring);
+	return soft_ring_take_notify_request(ring);
 }
 
 ssize_t soft_ring_request_room(struct soft_ring *ring)
@@ -261,7 +261,7 @@ void soft_ring_disarm(struct soft_ring *ring)
 		soft_hint_set(&ring->shared->notify_wanted, 0);
 }
 
-bool soft_ring_room_requested(struct soft_ring *ring)
+bool soft_ring_take_room_request(struct soft_ring *ring)
 {
 	soft_total_set(&ring->shared->head, ring->position);
 	return soft_total_get(&ring->shared->room_wanted) &&

@@ -104,10 +104,10 @@ bool soft_ring_arm(struct soft_ring *ring);
 bool soft_ring_is_armed(const struct soft_ring *ring);
 /* Cancel the request for a notification, because this side polls now. */
 void soft_ring_disarm(struct soft_ring *ring);
-/* Check for a waiting writer after releasing room. Returns true if the writer waits for room, and
- * clears its request. */
-bool soft_ring_room_requested(struct soft_ring *ring);
+/* Publish the released room. Returns whether the writer has requested a notification about room,
+ * and clears the request. */
+bool soft_ring_take_room_request(struct soft_ring *ring);
 
 /* Returns whether the reader has requested a notification, and clears the request. Use this for
  * events other than records. */
-bool soft_ring_must_notify(struct soft_ring *ring);
+bool soft_ring_take_notify_request(struct soft_ring *ring);

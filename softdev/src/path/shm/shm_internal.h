@@ -124,7 +124,7 @@ void soft_cma_detach(struct soft_shm_peer *peer);
 void soft_wakeup_visit(struct soft_shm_peer *peer);
 /* Keep polling a peer if it has sent more input or has made room for waiting channels. Otherwise,
  * arm its ring unless a thread polls it. */
-void soft_wakeup_rearm(struct soft_shm_peer *peer);
+void soft_wakeup_poll_or_arm(struct soft_shm_peer *peer);
 /* Remove the peer from the poll set, so that no step polls its ring. Safe to repeat. */
 void soft_wakeup_remove(struct soft_shm_peer *peer);
 /* Handle the input from all peers in the poll set. Returns whether there was any. Implements

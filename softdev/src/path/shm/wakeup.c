@@ -99,7 +99,7 @@ static void disarm(struct soft_shm_peer *peer)
 	soft_ring_disarm(&peer->in);
 }
 
-void soft_wakeup_rearm(struct soft_shm_peer *peer)
+void soft_wakeup_poll_or_arm(struct soft_shm_peer *peer)
 {
 	soft_assert_locked();
 	if (soft_ports_down & peer->path.ports)
@@ -117,14 +117,14 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 		poll_again(peer);
 }
 
-/* Returns whether a peer without input can be left unchanged. It must stay in the poll set, its
- * ring must be armed if and only if `need_notify` is set, and none of its channels may wait for
- * room. */
-static bool is_idle(struct soft_shm_peer *peer)
+/* Returns whether a peer without input needs more than another poll. Its channels may be waiting
+ * for room, it may have to join or leave the poll set, or its ring may have to be armed or
+ * disarmed. */
+static bool needs_update(struct soft_shm_peer *peer)
 {
-	return is_polled(peer) && peer->idle_polls <= MAX_IDLE_POLLS &&
-	       soft_device.shm->need_notify == soft_ring_is_armed(&peer->in) &&
-	       !soft_path_has_waiting(&peer->path);
+	return soft_path_has_waiting(&peer->path) || !is_polled(peer) ||
+	       peer->idle_polls > MAX_IDLE_POLLS ||
+	       soft_ring_is_armed(&peer->in) != soft_device.shm->need_notify;
 }
 
 /* Handle up to `budget` bytes of input from the peer, and then keep polling its ring or arm it.
@@ -138,14 +138,17 @@ static bool visit(struct soft_shm_peer *peer, size_t budget)
 	if (received && !peer->path.dead) {
 		add_to_poll_set(peer);
 		ack_notify(peer);
-		/* Reading has made room in the ring, for which the peer may be waiting. */
-		if (soft_ring_room_requested(&peer->in) && soft_ring_must_notify(&peer->out))
+		/* Reading has made room in `in`, for which the peer may be waiting. Like a record,
+		 * this is worth a notification only if the peer has armed `out`, which it reads.
+		 * Otherwise the peer polls, or has already been notified. */
+		if (soft_ring_take_room_request(&peer->in) &&
+		    soft_ring_take_notify_request(&peer->out))
 			soft_notify_pipe_notify(&peer->pipe);
 	}
-	if (!peer->path.dead && (received || !is_idle(peer))) {
+	if (!peer->path.dead && (received || needs_update(peer))) {
 		soft_path_offer_room(&peer->path);
 		if (!peer->path.dead)
-			soft_wakeup_rearm(peer);
+			soft_wakeup_poll_or_arm(peer);
 	}
 	soft_shm_peer_release(peer);
 	return received;
@@ -163,8 +166,9 @@ bool soft_shm_poll(void)
 	size_t budget = SOFT_STEP_BYTES / (soft_device.shm->polled_count + 1);
 	bool received = false;
 
-	for (unsigned left = soft_device.shm->polled_count; left && soft_device.shm->polled_count;
-	     left--) {
+	/* Visit each peer once. A visit may also remove peers from the poll set. */
+	for (unsigned remaining = soft_device.shm->polled_count;
+	     remaining && soft_device.shm->polled_count; remaining--) {
 		struct soft_shm_peer *peer =
 			soft_list_first(&soft_device.shm->poll_set, struct soft_shm_peer, poll_set);
 
@@ -190,7 +194,7 @@ bool soft_shm_has_input(void)
 void soft_shm_set_need_notify(bool on)
 {
 	soft_assert_locked();
-	bool more = false;
+	bool has_work = false;
 
 	if (soft_device.shm->need_notify == on)
 		return;
@@ -199,9 +203,9 @@ void soft_shm_set_need_notify(bool on)
 		if (!on)
 			disarm(peer);
 		else if (arm(peer) || soft_shm_peer_wants_room(peer))
-			more = true;
+			has_work = true;
 	}
-	if (more)
+	if (has_work)
 		soft_engine_schedule_step();
 }
 
