@@ -149,10 +149,10 @@ struct soft_responder {
 	uint32_t copied_bytes; /* total size of all `copy` buffers (read_order.c) */
 	/* The latest READs and atomics, in a ring with as many slots as `responses`. */
 	struct soft_rd_atomic *latest_rd_atomics;
-	uint32_t rd_atomic_count; /* number ever stored, which may exceed the number of slots */
+	uint64_t rd_atomic_count; /* number ever stored, which may exceed the number of slots */
 	/* PSNs of the latest FLUSHes and ATOMIC WRITEs */
 	uint32_t empty_read_psns[SOFT_KNOWN_EMPTY_READS];
-	uint32_t empty_read_count; /* number ever stored */
+	uint64_t empty_read_count; /* number ever stored */
 };
 
 /* A frame to send. The queue pair is updated (`commit`) only after the path has accepted the frame,

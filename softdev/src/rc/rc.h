@@ -70,11 +70,11 @@ static inline uint32_t soft_stored_rd_atomics(const struct soft_responder *respo
 {
 	const uint32_t slots = responder->response_mask + 1;
 
-	return responder->rd_atomic_count < slots ? responder->rd_atomic_count : slots;
+	return responder->rd_atomic_count < slots ? (uint32_t)responder->rd_atomic_count : slots;
 }
 
 static inline struct soft_rd_atomic *soft_rd_atomic_at(const struct soft_responder *responder,
-						       uint32_t index)
+						       uint64_t index)
 {
 	return &responder->latest_rd_atomics[index & responder->response_mask];
 }
