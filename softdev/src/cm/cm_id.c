@@ -239,13 +239,11 @@ static const struct soft_cm_limits limits = {
 static void create(void)
 {
 	soft_device.cm = soft_alloc_part(sizeof(struct soft_cm));
-	*soft_device.cm = (struct soft_cm){.carrier = &soft_cm_stream,
-					   .sidr_client = &soft_cm_sidr_client,
-					   .sidr_server = &soft_cm_sidr_server,
-					   .limits = limits,
+	*soft_device.cm = (struct soft_cm){.limits = limits,
 					   .open_mutex = PTHREAD_MUTEX_INITIALIZER,
 					   .ack_mutex = PTHREAD_MUTEX_INITIALIZER,
 					   .ack_cond = PTHREAD_COND_INITIALIZER};
+	soft_cm_use_gsi(NULL);
 	reset_state();
 }
 

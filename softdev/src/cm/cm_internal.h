@@ -323,8 +323,12 @@ struct soft_cm_carrier {
 	int (*hand_over)(struct soft_cm_id *id, struct soft_qp *qp);
 };
 
-extern const struct soft_cm_carrier soft_cm_stream, soft_cm_gsi, soft_cm_sidr_client,
-	soft_cm_sidr_server;
+/* Without RoCE v2, each connection uses a TCP stream, and datagram service requests use UDP. With
+ * RoCE v2, both use MADs. soft_cm_use_gsi chooses between them. */
+extern const struct soft_cm_carrier soft_cm_stream; /* cm_stream.c */
+extern const struct soft_cm_carrier soft_cm_sidr_client; /* cm_sidr_request.c */
+extern const struct soft_cm_carrier soft_cm_sidr_server; /* cm_sidr_service.c */
+extern const struct soft_cm_carrier soft_cm_gsi; /* cm_gsi.c */
 
 void soft_cm_gsi_stop(void); /* called when the engine stops (cm_gsi.c) */
 
