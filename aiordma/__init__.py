@@ -20,7 +20,7 @@ else:
         {
             ".async_connection_id": "AsyncConnectionId",
             ".async_queue_pair": "AsyncQueuePair ReceiveRing",
-            ".config": "Config",
+            ".config": "Config LoopConfig",
             ".dmabuf": "DmabufRegion",
             ".errors": "AuthenticationError BufferStateError ConnectionBrokenError "
             "ConnectionClosedError ConnectionManagerError DeviceEventError "
@@ -33,8 +33,8 @@ else:
             ".streams": "create_connection create_server open_connection start_stream_server",
             ".testing": "",
             ".transport": "Batch Connection ConnectionRequest Listener Message PendingConnection "
-            "RegionToken RemoteRegion Rights Server Share connect listen prepare_connection "
-            "start_server",
+            "RegionToken RemoteRegion Rights Server Share configure_loop connect listen "
+            "prepare_connection start_server",
         },
     )
 

@@ -42,6 +42,7 @@ from ._native import fork
 from ._native.service_thread import ServiceThread, in_service_thread
 from ._transport.arguments import check_host
 from ._transport.listening import is_local_address
+from .config import LoopConfig
 from .errors import (
     BusyError,
     ConnectionClosedError,
@@ -59,6 +60,7 @@ __all__ = [
     "Region",
     "Stream",
     "call",
+    "configure_loop",
     "connect",
     "listen",
     "open_stream",
@@ -337,6 +339,15 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         hint = "pass its arguments separately, as in call(function, 1)"
         raise TypeError(refusal("function", "a function", function, hint))
     return _running_thread().call(partial(function, *arguments, **options), None)
+
+
+def configure_loop(config: LoopConfig) -> None:
+    """Choose the settings of all devices that the background thread opens.
+
+    This is `aiordma.configure_loop` for the thread's event loop. Because `stop` ends the loop, call
+    this function again afterwards.
+    """
+    call(transport.configure_loop, config)
 
 
 # ---- derived from the asynchronous interface ----------------------------------------------------

@@ -1,11 +1,11 @@
-"""The settings of a connection: memory, timeouts, and limits on the peer's requests."""
+"""The settings of a connection (`Config`) and of an event loop (`LoopConfig`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from ._core.arguments import choice, integer, seconds, truth
 from ._core.region import Rights
@@ -21,14 +21,85 @@ Encrypt = bool | Literal["messages"]
 
 T = TypeVar("T")
 
+_Check = tuple[str, Callable[[str, object], Any], bool, tuple[float, float] | None]
+"""The name, conversion, optionality and limits of a field."""
+
 
 def _ranged(default: T, low: float, high: float) -> T:
     """Create a dataclass field whose value must be between `low` and `high`."""
     return field(default=default, metadata={"range": (low, high)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class _Settings:
+    """The base class of settings, which are converted and checked when they are created."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    _checks: ClassVar[list[_Check]]
+
+    def __repr__(self) -> str:
+        given = [
+            f"{it.name}={value!r}"
+            for it in fields(self)
+            if (value := getattr(self, it.name)) != it.default
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def __post_init__(self) -> None:
+        for name, convert, optional, limits in self._checks:
+            value = getattr(self, name)
+            if value is None and optional:
+                continue
+            setting = f"{type(self).__name__}.{name}"
+            value = convert(setting, value)
+            object.__setattr__(self, name, value)
+            if limits is not None and not limits[0] <= value <= limits[1]:
+                low, high = limits
+                raise ValueError(f"{setting} must be between {low} and {high}, not {value}")
+            if limits is None and isinstance(value, float) and not value > 0:
+                raise ValueError(f"{setting} must be a positive number of seconds, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LoopConfig(_Settings):
+    """Event loop settings. Pass them to `configure_loop` before the loop's first connection.
+
+    They apply to each device that the event loop opens. All connections that use the same event
+    loop and device share one memory pool and are polled together. Sizes are in bytes, and times are
+    in seconds.
+    """
+
+    pool_limit: int = _ranged(4 * GIB, MIB, 1 << 62)
+    """The maximum amount of registered memory in the pool of each device."""
+    huge_pages: bool = False
+    """Whether to allocate the pool on huge pages reserved by the system (`nr_hugepages`).
+
+    If too few huge pages are free, a message is logged, and transparent huge pages are requested
+    from the kernel instead.
+    """
+    cached_registrations: int = _ranged(64, 0, 1 << 20)
+    """The number of registrations of user memory to cache. 0 disables the cache.
+
+    While the user holds a memoryview of the memory, its registration is kept for the next
+    operation. The least recently used registrations are dropped when the cache is full, or when
+    they cover more than 256 MiB together.
+    """
+    polling: float = _ranged(200e-6, 0, 1)
+    """The maximum time the event loop polls for a completion before it sleeps.
+
+    The loop keeps polling only as long as it finds completions (adaptive polling). With 0, the loop
+    sleeps immediately. A task waiting for a completion first polls for a few microseconds on its
+    own. The default is about the wake-up time of a slow machine.
+    """
+
+
+def _as_in_loop_config(name: str) -> Any:
+    """Create a field that is None by default, and otherwise checked as the LoopConfig setting."""
+    return field(default=None, metadata=LoopConfig.__dataclass_fields__[name].metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Config(_Settings):
     """Connection settings. Sizes are in bytes, and times are in seconds.
 
     Each side has its own settings, and sends the relevant settings to the peer during the
@@ -88,33 +159,20 @@ class Config:
     """
     max_rights: Rights = Rights.READ | Rights.WRITE | Rights.ATOMIC
     """The rights the peer may request when borrowing memory. Other rights are refused."""
-    pool_limit: int = _ranged(4 * GIB, MIB, 1 << 62)
-    """The maximum amount of registered memory in the pool.
+    pool_limit: int | None = _as_in_loop_config("pool_limit")
+    """The value of `LoopConfig.pool_limit`, if this connection opens the device.
 
-    All connections that use the same event loop and device share one pool. The first connection's
-    value applies.
+    The settings in `LoopConfig` belong to the event loop, not to a connection. A value in `Config`
+    therefore takes effect only if the program has not called `configure_loop`, and no other
+    connection of the event loop is using the device. Otherwise, a RuntimeWarning reports the value
+    in effect, unless it is the same. None accepts any value.
     """
-    huge_pages: bool = False
-    """Whether to allocate the pool on huge pages reserved by the system (`nr_hugepages`).
-
-    If too few huge pages are free, a message is logged, and transparent huge pages are requested
-    from the kernel instead. The first connection's value applies, as for `pool_limit`.
-    """
-    cached_registrations: int = _ranged(64, 0, 1 << 20)
-    """The number of registrations of user memory to cache. 0 disables the cache.
-
-    While the user holds a memoryview of the memory, its registration is kept for the next
-    operation. The least recently used registrations are dropped when the cache is full, or when
-    they cover more than 256 MiB together. The first connection's value applies, as for
-    `pool_limit`.
-    """
-    polling: float = _ranged(200e-6, 0, 1)
-    """The maximum time the event loop polls for a completion before it sleeps.
-
-    The loop keeps polling only as long as it finds completions (adaptive polling). With 0, the loop
-    sleeps immediately. A task waiting for a completion first polls for a few microseconds on its
-    own. The first connection's value applies, as for `pool_limit`.
-    """
+    huge_pages: bool | None = _as_in_loop_config("huge_pages")
+    """The value of `LoopConfig.huge_pages`, with the same limitations as `pool_limit`."""
+    cached_registrations: int | None = _as_in_loop_config("cached_registrations")
+    """The value of `LoopConfig.cached_registrations`, with the same limitations as `pool_limit`."""
+    polling: float | None = _as_in_loop_config("polling")
+    """The value of `LoopConfig.polling`, with the same limitations as `pool_limit`."""
     connect_timeout: float = 10.0
     """The maximum time from calling `connect` until the peer has completed the handshake."""
     handshake_timeout: float = 10.0
@@ -211,26 +269,8 @@ class Config:
     service_level: int | None = _ranged(None, 0, 15)
     """The InfiniBand service level, or the RoCE priority, 0 to 15 (`via="tcp"`). None means 0."""
 
-    def __repr__(self) -> str:
-        given = [
-            f"{it.name}={value!r}"
-            for it in fields(self)
-            if (value := getattr(self, it.name)) != it.default
-        ]
-        return f"Config({', '.join(given)})"
-
     def __post_init__(self) -> None:
-        for name, convert, optional, limits in _FIELDS:
-            value = getattr(self, name)
-            if value is None and optional:
-                continue
-            value = convert(f"Config.{name}", value)
-            object.__setattr__(self, name, value)
-            if limits is not None and not limits[0] <= value <= limits[1]:
-                low, high = limits
-                raise ValueError(f"Config.{name} must be between {low} and {high}, not {value}")
-            if limits is None and isinstance(value, float) and not value > 0:
-                raise ValueError(f"Config.{name} must be a positive number of seconds, not {value}")
+        _Settings.__post_init__(self)
         if self.path_mtu not in (None, *_MTUS):
             raise ValueError(f"Config.path_mtu must be one of {_MTUS}, not {self.path_mtu}")
 
@@ -243,18 +283,23 @@ _CONVERSIONS: dict[str, Callable[[str, object], Any]] = {
 }
 """The function that converts a value, by the annotation of its field."""
 
-_FIELDS = [
-    (
-        it.name,
-        ack_seconds if it.name == "ack_timeout" else _CONVERSIONS[kind],
-        kind != it.type,
-        it.metadata.get("range"),
-    )
-    for it in fields(Config)
-    for kind in [str(it.type).removesuffix(" | None")]
-]
-"""The name, conversion, optionality and limits of each field."""
+
+def _checks_of(settings: type[_Settings]) -> list[_Check]:
+    return [
+        (
+            it.name,
+            ack_seconds if it.name == "ack_timeout" else _CONVERSIONS[kind],
+            kind != it.type,
+            it.metadata.get("range"),
+        )
+        for it in fields(settings)
+        for kind in [str(it.type).removesuffix(" | None")]
+    ]
+
 
 _MTUS = (256, 512, 1024, 2048, 4096)
+
+LoopConfig._checks = _checks_of(LoopConfig)
+Config._checks = _checks_of(Config)
 
 DEFAULT = Config()

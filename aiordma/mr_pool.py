@@ -101,7 +101,7 @@ class PoolStatistics(NamedTuple):
     the number of blocks in use, and `leased_bytes` is their total size. A block is in use while it
     is leased, has a view, or is being used by an operation. `regions` is the number of memory
     regions, and `waiting` is the number of tasks waiting for memory. `huge_page_bytes` is the
-    amount of registered memory backed by huge pages (see `Config.huge_pages`).
+    amount of registered memory backed by huge pages (see `LoopConfig.huge_pages`).
     """
 
     registered_bytes: int
@@ -269,7 +269,7 @@ class MemoryPool(BlockCache):
         if needed > self.limit:
             raise QuotaError(
                 f"allocating {size} bytes requires {needed} bytes of registered memory, but the "
-                f"memory pool is limited to {self.limit} bytes; increase Config.pool_limit",
+                f"memory pool is limited to {self.limit} bytes; increase LoopConfig.pool_limit",
                 amount=needed,
                 limit=self.limit,
             )
@@ -335,7 +335,7 @@ class MemoryPool(BlockCache):
         return QuotaError(
             f"the memory pool is limited to {self.limit} bytes: {registered} bytes are registered, "
             f"and {len(self._waiters)} tasks are waiting; release buffers and messages, wait with "
-            f"`lease`, or raise Config.pool_limit",
+            f"`lease`, or raise LoopConfig.pool_limit",
             amount=registered + max(SLAB_SIZE, block_size(size)),
             limit=self.limit,
         )

@@ -50,6 +50,7 @@ from ._datapath.message import Message
 from ._datapath.results import Received, ReceivedMemory
 from ._event_loop import shutdown
 from ._event_loop.affinity import LoopAffinity
+from ._event_loop.loop_settings import configure_loop
 from ._event_loop.wait_queue import WaitQueue
 from ._options import (
     CONNECT,
@@ -113,6 +114,7 @@ __all__ = [
     "Server",
     "Share",
     "Statistics",
+    "configure_loop",
     "connect",
     "listen",
     "prepare_connection",

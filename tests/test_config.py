@@ -1,51 +1,90 @@
-"""Tests of `Config`: conversions, and errors that name a setting of the wrong type."""
+"""Tests of `Config` and `LoopConfig`: conversions, and errors that name the invalid setting."""
 
 from __future__ import annotations
 
+import pickle
 import re
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aiordma import Config
+from aiordma import Config, LoopConfig
 
 pytestmark = pytest.mark.any_device
 
 
-@pytest.mark.parametrize("field", fields(Config), ids=lambda field: field.name)
-def test_config_reports_the_setting_with_the_wrong_type(field: Field[Any]) -> None:
-    optional = str(field.type).endswith(" | None")
+Kind = type[Config] | type[LoopConfig]
+FIELDS = [(kind, field) for kind in (Config, LoopConfig) for field in fields(kind)]
+NUMBERS = [(kind, field) for kind, field in FIELDS if str(field.type).startswith(("int", "float"))]
+
+
+def by_field(cases: list[tuple[Kind, Field[Any]]]) -> pytest.MarkDecorator:
+    """Run a test with each field, and name it after the class and the field."""
+    ids = [f"{kind.__name__}.{field.name}" for kind, field in cases]
+    return pytest.mark.parametrize(("kind", "field"), cases, ids=ids)
+
+
+@by_field(FIELDS)
+def test_settings_report_the_field_with_the_wrong_type(kind: Kind, field: Field[Any]) -> None:
+    converted, optional = str(field.type).removesuffix(" | None"), "None" in str(field.type)
     wanted = {"int": "an int", "float": "a number of seconds", "bool": "True or False"}
     wanted["Rights"] = "a member of Rights"
-    said = f"Config.{field.name} must be {wanted[str(field.type).removesuffix(' | None')]}"
+    said = f"{kind.__name__}.{field.name} must be {wanted[converted]}"
     wrong = ["8GiB", 1j, *(() if optional else (None,))]
-    if field.type != "bool":
+    if converted != "bool":
         wrong.append(True)
     for value in wrong:
         with pytest.raises(TypeError, match=re.escape(said)):
-            Config(**{field.name: value})
+            kind(**{field.name: value})
 
 
-NUMBERS = [field for field in fields(Config) if str(field.type).startswith(("int", "float"))]
-
-
-@pytest.mark.parametrize("field", NUMBERS, ids=lambda field: field.name)
-def test_config_converts_numpy_numbers(field: Field[Any]) -> None:
+@by_field(NUMBERS)
+def test_settings_convert_numpy_numbers(kind: Kind, field: Field[Any]) -> None:
     """They become Python's own types, so that later code never handles numpy's."""
-    kind: Any
-    kind, value = (np.int64, 9) if str(field.type).startswith("int") else (np.float32, 0.5)
+    convert: Any
+    convert, value = (np.int64, 9) if str(field.type).startswith("int") else (np.float32, 0.5)
     value = {"path_mtu": 1024, "max_eager_size": 2048, "eager_size": 2048, "pool_limit": 1 << 30,
              "retry_count": 5, "max_rails": 5}.get(field.name, value)  # fmt: skip
-    taken = getattr(Config(**{field.name: kind(value)}), field.name)
+    taken = getattr(kind(**{field.name: convert(value)}), field.name)
     assert (type(taken), taken) == (type(value), value)
-    if kind is np.float32:
+    if convert is np.float32:
         wrong: Any
         for wrong in (np.inf, np.nan):
-            text = f"Config.{field.name} must be a finite non-negative number"
+            text = f"{kind.__name__}.{field.name} must be a finite non-negative number"
             with pytest.raises(ValueError, match=text):
-                Config(**{field.name: wrong})
+                kind(**{field.name: wrong})
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(LoopConfig)])
+def test_config_limits_the_settings_of_the_loop_as_loop_config_does(name: str) -> None:
+    assert getattr(Config(), name) is None
+    low, high = LoopConfig.__dataclass_fields__[name].metadata.get("range", (None, None))
+    for kind in (Config, LoopConfig):
+        for value in (low, high):
+            if value is not None:
+                assert getattr(kind(**{name: value}), name) == value
+                over: Any = value - 1 if value == low else value + 1
+                with pytest.raises(ValueError, match=rf"{kind.__name__}\.{name} (must|is)"):
+                    kind(**{name: over})
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (Config(), "Config()"),
+        (Config(polling=0, max_rails=2), "Config(polling=0.0, max_rails=2)"),
+        (Config(polling=LoopConfig().polling), "Config(polling=0.0002)"),
+        (LoopConfig(), "LoopConfig()"),
+        (LoopConfig(huge_pages=True), "LoopConfig(huge_pages=True)"),
+    ],
+)
+def test_settings_survive_repr_replace_and_pickle(settings: Config | LoopConfig, text: str) -> None:
+    assert repr(settings) == text
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert replace(settings, polling=0.5).polling == 0.5
+    assert replace(settings) == settings
 
 
 def test_config_converts_booleans_and_whole_seconds() -> None:

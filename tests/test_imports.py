@@ -56,6 +56,7 @@ GROUPS: dict[str, set[str]] = {
     "_event_loop.completion_reader": {"_datapath", "_event_loop.adaptive_polling", "verbs"},
     "_event_loop.device_failures": {"_native"},
     "_event_loop.driver": {
+        "config",
         "verbs",
         "cm",
         "_native",
@@ -66,6 +67,7 @@ GROUPS: dict[str, set[str]] = {
     | {"_event_loop.coarse_timers", "_event_loop.completion_reader"}
     | {
         "_event_loop.device_failures",
+        "_event_loop.loop_settings",
         "_event_loop.per_loop_resource",
         "_event_loop.shutdown",
         "_event_loop.time_share",
@@ -79,6 +81,7 @@ GROUPS: dict[str, set[str]] = {
         "_event_loop.driver",
         "_event_loop.shutdown",
     },
+    "_event_loop.loop_settings": {"config", "_core.arguments", "_event_loop.per_loop_resource"},
     "_event_loop.per_loop_resource": {"_native"},
     "_event_loop.shutdown": {
         "_core.async_only",

@@ -39,11 +39,13 @@ from .._datapath.memory import MACHINE, Clock
 from .._datapath.rail import FATAL_EVENTS, REFUSALS, SendQueue
 from .._datapath.work_queue import WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
+from ..config import Config
 from ..errors import DeviceEventError, InternalError, RDMAError
 from ..mr_pool import MemoryPool
 from . import device_failures, shutdown
 from .coarse_timers import CoarseTimers
 from .completion_reader import CompletionReader
+from .loop_settings import Choice, ConfiguredResource
 from .per_loop_resource import PerLoopResource
 from .time_share import TimeShare
 
@@ -53,9 +55,6 @@ logger = logging.getLogger("aiordma.driver")
 # readable while more events are pending. The value is an estimate. A listener accepts the same
 # number of sockets per iteration (connect_tcp.py).
 MAX_EVENTS = 64
-
-# Default of `Config.polling` in seconds. This is about the wake-up time of a slow machine.
-DEFAULT_POLLING = 200e-6
 
 # Errors which mean that opening the same device again would fail too.
 DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
@@ -97,7 +96,7 @@ def clock_of(loop: asyncio.AbstractEventLoop) -> Clock:
     return clock if isinstance(clock, Clock) else MACHINE
 
 
-class Driver(PerLoopResource):
+class Driver(ConfiguredResource):
     """One event loop's resources on a device: protection domain, completion queues, memory pool.
 
     `for_context` and `for_device` return the driver for the running loop. Each driver must be
@@ -105,15 +104,10 @@ class Driver(PerLoopResource):
     """
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        key: object,
-        context: verbs.Context,
-        pool_limit: int,
-        polling: float,
-        huge_pages: bool,
+        self, loop: asyncio.AbstractEventLoop, key: object, context: verbs.Context, choice: Choice
     ) -> None:
-        super().__init__(loop, key)
+        super().__init__(loop, key, context.name, choice)
+        settings = choice.settings
         self.context = context
         self.clock: Clock = clock_of(loop)
         with ExitStack() as resources:  # a failure must not leave resources in the context
@@ -122,17 +116,20 @@ class Driver(PerLoopResource):
                 context.create_comp_channel()
             )
             self.pool: MemoryPool = MemoryPool(
-                self.pd, limit=pool_limit, huge_pages=huge_pages, clock=self.clock
+                self.pd, limit=settings.pool_limit, huge_pages=settings.huge_pages, clock=self.clock
             )
             resources.pop_all()
-        self.registrations: RegistrationCache = RegistrationCache(self.pd)
+        self.registrations: RegistrationCache = RegistrationCache(
+            self.pd, settings.cached_registrations
+        )
         self.table: WorkRequestTable = WorkRequestTable(loop, self.clock)
         self._send_queues: dict[verbs.QueuePair, SendQueue] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._broken: set[verbs.CompletionQueue] = set()
         """Queues that have overrun or otherwise failed, and are not used for new queue pairs."""
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
-        spin_us = 0 if self.clock.call_at else math.ceil(polling * 1e6)  # virtual time stands still
+        # Do not spin in virtual time, which stands still.
+        spin_us = 0 if self.clock.call_at else math.ceil(settings.polling * 1e6)
         self._reader = CompletionReader(self.channel, self.table, self._send_queues, spin_us)
         self.timers: CoarseTimers = CoarseTimers(loop, self.clock)
         loop.add_reader(self.channel.fd, *self._reader.callback())
@@ -141,29 +138,23 @@ class Driver(PerLoopResource):
         self._event_subscription = self._events.subscribe(self._on_async_event)
 
     @classmethod
-    def for_context(
-        cls,
-        context: verbs.Context,
-        pool_limit: int,
-        polling: float = DEFAULT_POLLING,
-        huge_pages: bool = False,
-    ) -> Driver:
-        """Return the driver for an open context, for example one from the connection manager."""
-        return cls._acquire(
-            context, lambda loop: cls(loop, context, context, pool_limit, polling, huge_pages)
+    def for_context(cls, context: verbs.Context, config: Config, opener: str) -> Driver:
+        """Return the driver for an open context, for example one from the connection manager.
+
+        `config` and `opener` are the arguments of `loop_settings.choose`.
+        """
+        return cls._acquire_configured(
+            context, config, opener, lambda loop, choice: cls(loop, context, context, choice)
         )
 
     @classmethod
-    def for_device(
-        cls,
-        device: verbs.Device,
-        pool_limit: int,
-        polling: float = DEFAULT_POLLING,
-        huge_pages: bool = False,
-    ) -> Driver:
-        """Return the driver for a device, opening the device if this loop has not opened it yet."""
+    def for_device(cls, device: verbs.Device, config: Config, opener: str) -> Driver:
+        """Return the driver for a device, opening the device if this loop has not opened it yet.
 
-        def make(loop: asyncio.AbstractEventLoop) -> Driver:
+        `config` and `opener` are the arguments of `loop_settings.choose`.
+        """
+
+        def make(loop: asyncio.AbstractEventLoop, choice: Choice) -> Driver:
             try:
                 context = device.open()
             except OSError as error:
@@ -171,7 +162,7 @@ class Driver(PerLoopResource):
                     device_failures.report(loop, device.name, error)
                 raise
             try:
-                driver = cls(loop, device.name, context, pool_limit, polling, huge_pages)
+                driver = cls(loop, device.name, context, choice)
             except BaseException:
                 context.close()
                 raise
@@ -179,7 +170,7 @@ class Driver(PerLoopResource):
             device_failures.opened(loop, device.name)
             return driver
 
-        return cls._acquire(device.name, make, pool_limit, polling, huge_pages)
+        return cls._acquire_configured(device.name, config, opener, make)
 
     def _reset_after_fork(self) -> None:
         super()._reset_after_fork()
@@ -312,7 +303,7 @@ class Driver(PerLoopResource):
             send_queue.device_event(event)
 
     def _release_unneeded(self) -> None:
-        self.registrations.close()
+        self.registrations.clear()
 
     def _close(self) -> None:
         self._reader.close()
@@ -326,7 +317,7 @@ class Driver(PerLoopResource):
                 steps.callback(self.context.close)
             steps.callback(self.pd.close)
             steps.callback(self.pool.close)
-            steps.callback(self.registrations.close)
+            steps.callback(self.registrations.clear)
             steps.callback(self.channel.close)
             for cq in self._cqs:
                 steps.callback(cq.close)

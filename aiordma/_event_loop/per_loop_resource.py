@@ -27,7 +27,7 @@ class PerLoopResource:
     """
 
     has_idle_timeout = False
-    _settings: tuple[float, ...] = ()  # requested by the first user
+    _settings: object = None  # requested by the first user
 
     _instances: ClassVar[
         weakref.WeakKeyDictionary[
@@ -74,7 +74,7 @@ class PerLoopResource:
 
     @classmethod
     def _acquire(
-        cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self], *settings: float
+        cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self], settings: object = None
     ) -> Self:
         """Add a user to the running loop's resource for `key`, which is created if necessary."""
         loop = asyncio.get_running_loop()

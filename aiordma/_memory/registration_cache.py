@@ -96,22 +96,17 @@ class CachedRegistration:
 class RegistrationCache:
     """The cached registrations of one protection domain, with limits on their number and size."""
 
-    def __init__(self, pd: verbs.ProtectionDomain) -> None:
+    def __init__(
+        self, pd: verbs.ProtectionDomain, max_count: int, max_bytes: int = MOST_BYTES
+    ) -> None:
         self._pd = pd
+        self._max_count, self._max_bytes = max_count, max_bytes
         self._loop = asyncio.get_running_loop()
         # The least recently used registration is the first.
         self._registrations: OrderedDict[int, CachedRegistration] = OrderedDict()
         # The keys of entries whose memoryview no longer exists, to be dropped in the loop.
         self._collected_keys: deque[int] = deque()
-        self._max_count = self._max_bytes = 0
-        self._is_set_up = False
         self._bytes = self._hits = self._misses = 0
-
-    def set_up(self, most: int, most_bytes: int = MOST_BYTES) -> None:
-        """Set the limits. Until `close`, further calls have no effect."""
-        if not self._is_set_up:
-            self._is_set_up = True
-            self._max_count, self._max_bytes = most, most_bytes
 
     def find(self, memory: object) -> CachedMemory | None:
         """Return `memory` registered for local access, or None if it cannot be cached.
@@ -187,13 +182,8 @@ class RegistrationCache:
         """Return the statistics, including entries of dead views. Any thread may call this."""
         return CacheStatistics(len(self._registrations), self._bytes, self._hits, self._misses)
 
-    def close(self) -> None:
-        """Empty the cache, and disable it until the next `set_up`.
-
-        Registrations in use are closed after their operations.
-        """
-        self._is_set_up = False
-        self._max_count = 0
+    def clear(self) -> None:
+        """Empty the cache. Registrations in use are closed after their operations."""
         for registration in list(self._registrations.values()):
             self._drop(registration)
 

@@ -37,6 +37,11 @@ class Target:
     security: Security
 
     @property
+    def opener(self) -> str:
+        """The connection, as described in warnings about devices that it has opened."""
+        return f"the connection to {host_port(self.address)}"
+
+    @property
     def rails(self) -> bool:
         """Whether the connection will have several rails."""
         return min(len(self.devices), max_rails(self.config, self.devices)) > 1

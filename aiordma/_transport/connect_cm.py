@@ -41,7 +41,7 @@ from .acceptor import Acceptor, Request, packed_refusal
 from .auth import NOT_THE_SAME_KEY, Security, new_ticket
 from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
-from .endpoint import RailEndpoint, make_hello, route_errors
+from .endpoint import RailEndpoint, listener_name, make_hello, route_errors
 from .inspection import ConnectionMethod
 from .lifecycle import NoLink
 
@@ -149,10 +149,12 @@ def parameters(
     )
 
 
-def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> RailEndpoint:
-    """Create an endpoint with the queue pair of a resolved id."""
+def make_endpoint(
+    id: cm.ConnectionId, config: Config, security: Security, opener: str
+) -> RailEndpoint:
+    """Create an endpoint with the queue pair of a resolved id for the connection or listener."""
     assert id.context is not None
-    driver = Driver.for_context(id.context, config.pool_limit, config.polling, config.huge_pages)
+    driver = Driver.for_context(id.context, config, opener)
     endpoint = RailEndpoint(driver, config, security)
     try:
         endpoint.create_qp(lambda cq, caps: id.create_qp(driver.pd, cq, None, caps, reserved=True))
@@ -220,7 +222,9 @@ async def _connect(link: CMLink, target: Target, challenge: bytes) -> Connection
     """Connect, with a ticket for `challenge` if a key is used. Takes ownership of `link`."""
     id, security = link.id, target.security
     with ConnectAttempt[RailEndpoint](link) as attempt:
-        attempt.take_over(make_endpoint(id, target.config, security), rails=target.rails)
+        attempt.take_over(
+            make_endpoint(id, target.config, security, target.opener), rails=target.rails
+        )
         attempt.create_connection()
         attempt.post_receives()
         ticket = b""
@@ -338,7 +342,7 @@ class CMRequest(Request):
         check_device(id, self._listener.allowed_devices, self._listener.address)
         release_place = acceptor.reserve_place()
         attempt.take_over(
-            make_endpoint(id, acceptor.config, acceptor.security),
+            make_endpoint(id, acceptor.config, acceptor.security, listener_name(id.local_address)),
             rails=acceptor.will_use_rails(peer),
         )
         attempt.create_connection(release_place)

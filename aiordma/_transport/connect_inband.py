@@ -51,7 +51,7 @@ from .acceptor import Acceptor, ConnectionLimitError, Request, refusal_text
 from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .connection_group import ConnectionGroup, GroupMember
-from .endpoint import AddressedEndpoint
+from .endpoint import AddressedEndpoint, listener_name
 from .inspection import ConnectionMethod
 from .lifecycle import ControlChannel, Link, NoLink
 
@@ -244,7 +244,9 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, target: Target)
     config, security = target.config, target.security
     with ConnectAttempt[AddressedEndpoint]() as attempt:
         attempt.take_over(
-            AddressedEndpoint(target.devices, config, security, group.local_address),
+            AddressedEndpoint(
+                target.devices, config, security, group.local_address, opener=target.opener
+            ),
             rails=target.rails,
         )
         pending = initiator.request(group, attempt.endpoint, attempt.hello)
@@ -347,7 +349,13 @@ class InbandRequest(Request):
         config, security = acceptor.config, acceptor.security
         devices, release_place = acceptor.devices, acceptor.reserve_place()
         attempt.take_over(
-            AddressedEndpoint(devices, config, security, member.local_address),
+            AddressedEndpoint(
+                devices,
+                config,
+                security,
+                member.local_address,
+                opener=listener_name(member.local_address),
+            ),
             in_band=True,
             rails=acceptor.will_use_rails(self._peer),
         )

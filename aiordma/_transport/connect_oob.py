@@ -49,7 +49,9 @@ class PendingConnection(AsyncContext):
         self._started = self._closed = False
         with self._attempt:
             self._attempt.take_over(
-                AddressedEndpoint(devices, config, security, address),
+                AddressedEndpoint(
+                    devices, config, security, address, opener="an out-of-band connection"
+                ),
                 rails=max_rails(config, devices) > 1,
             )
             self._attempt.create_connection()

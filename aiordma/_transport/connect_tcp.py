@@ -62,7 +62,7 @@ from .auth import new_ticket, new_ticket_validator
 from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .connection_group import ConnectionGroup
-from .endpoint import AddressedEndpoint, ForeignAddressError, make_hello
+from .endpoint import AddressedEndpoint, ForeignAddressError, listener_name, make_hello
 from .inspection import ConnectionMethod
 from .tcp_link import REFUSED, SHORTAGES, TCPLink, accepted_link, address_of, open_link, socket_name
 
@@ -103,7 +103,9 @@ async def connect(target: Target) -> Connection:
     tcp = await open_link(target.address, target.source, security)
     with ConnectAttempt[AddressedEndpoint](tcp) as attempt:
         endpoint = attempt.take_over(
-            AddressedEndpoint(target.devices, config, security, tcp.local_address),
+            AddressedEndpoint(
+                target.devices, config, security, tcp.local_address, opener=target.opener
+            ),
             rails=target.rails,
         )
         tcp.write(MAGIC + endpoint.packed(attempt.hello))
@@ -310,7 +312,13 @@ class TCPRequest(Request):
                 raise ProtocolError("the peer's ticket does not match this listener's challenge")
         devices, release_place = acceptor.devices, acceptor.reserve_place()
         attempt.take_over(
-            AddressedEndpoint(devices, config, security, tcp.local_address),
+            AddressedEndpoint(
+                devices,
+                config,
+                security,
+                tcp.local_address,
+                opener=listener_name(tcp.local_address),
+            ),
             in_band=in_band,
             rails=acceptor.will_use_rails(peer),
         )

@@ -154,6 +154,7 @@ class RailEndpoint:
         )
         self._cq_entries = self.capabilities.max_send_wr + receives
         try:
+            driver.warn_of_ignored_settings(config)
             self.cq: verbs.CompletionQueue = driver.reserve_cq(self._cq_entries)
         except BaseException:
             driver.release()
@@ -237,17 +238,24 @@ def local_gid(
     return context.query_gid(config.gid_index, entry.port_num)
 
 
+def listener_name(address: Address | None) -> str:
+    """Describe the listener at `address` for warnings about devices that it has opened."""
+    return f"the listener on {host_port(address)}" if address is not None else "a listener"
+
+
 def open_driver(
-    devices: tuple[verbs.Device, ...], config: Config, address: Address | None
+    devices: tuple[verbs.Device, ...], config: Config, address: Address | None, opener: str
 ) -> Driver:
-    """Return the driver of the device that has `address`, or of the first device that opens."""
-    settings = config.pool_limit, config.polling, config.huge_pages
+    """Return the driver of the device that has `address`, or of the first device that opens.
+
+    `opener` describes the connection or listener.
+    """
     host = host_part(address)
     # A single device needs no search. It is used even if it does not have the address.
     candidates = devices if host and len(devices) > 1 else ()
     for device in candidates:
         with suppress(RDMAError, OSError, ValueError):
-            driver = Driver.for_device(device, *settings)
+            driver = Driver.for_device(device, config, opener)
             try:
                 driver.context.find_gid(host)
             except BaseException:
@@ -257,8 +265,8 @@ def open_driver(
     # If no device opens, raise the error of the last one.
     for device in devices[:-1]:
         with suppress(RDMAError, OSError):
-            return Driver.for_device(device, *settings)
-    return Driver.for_device(devices[-1], *settings)
+            return Driver.for_device(device, config, opener)
+    return Driver.for_device(devices[-1], config, opener)
 
 
 class AddressedEndpoint(RailEndpoint):
@@ -274,13 +282,15 @@ class AddressedEndpoint(RailEndpoint):
         address: Address | None,
         peer_gid: verbs.GID | None = None,
         *,
+        opener: str,
         extra_receives: int = 0,
     ) -> None:
         """Create the queue pair on the device that has `address`, or on the first that opens.
 
-        `local_gid` chooses this side's GID from `address` and `peer_gid`.
+        `local_gid` chooses this side's GID from `address` and `peer_gid`. `opener` describes the
+        connection or listener.
         """
-        driver = open_driver(devices, config, address)
+        driver = open_driver(devices, config, address, opener)
         super().__init__(driver, config, security, extra_receives)
         context = driver.context
         try:

@@ -206,7 +206,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         driver = endpoint.driver
         self._queue = endpoint.make_queue(self._owner)
         self._owner.qp_num = self._queue.qp.qp_num
-        self._memory = Memory(driver, config, self._owner.error_for)
+        self._memory = Memory(driver, self._owner.error_for)
         self._messages = Session(
             queue=self._queue, memory=self._memory, config=config, owner=self._owner
         )

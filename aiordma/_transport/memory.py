@@ -12,7 +12,6 @@ from .._event_loop.driver import Driver
 from .._event_loop.futures import settle
 from .._memory.block_source import OrderedBlockSource
 from .._memory.registration_cache import CachedMemory, RegistrationCache
-from ..config import Config
 from ..dmabuf import DmabufRegion
 from ..errors import VerbsError
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool, OwnMemory, Region, Registration
@@ -34,9 +33,8 @@ class Memory:
     staging_limit = STAGING_LIMIT
 
     def __init__(
-        self, driver: Driver, config: Config, waiter_error: Callable[[BaseException], BaseException]
+        self, driver: Driver, waiter_error: Callable[[BaseException], BaseException]
     ) -> None:
-        self._config = config
         self._use(driver)
         self._waiter_error = waiter_error
         self._waiters: set[asyncio.Future[Block]] = set()
@@ -48,7 +46,6 @@ class Memory:
         self._driver = driver
         self.pool: MemoryPool = driver.pool
         self.registrations: RegistrationCache = driver.registrations
-        self.registrations.set_up(self._config.cached_registrations)
 
     @property
     def pd(self) -> verbs.ProtectionDomain:

@@ -35,8 +35,8 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         """Allocate `size` bytes of registered memory from the pool. The contents are undefined.
 
         Raises:
-            QuotaError: If the pool has reached its limit (`Config.pool_limit`), or other requests
-                are waiting for memory.
+            QuotaError: If the pool has reached its limit (`LoopConfig.pool_limit`), or other
+                requests are waiting for memory.
         """
         self._check()
         return self._memory.pool.alloc(size)
@@ -72,7 +72,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         """Return the state of the cache for registrations of your own memory.
 
         The cache is shared by all connections of this loop and device
-        (`Config.cached_registrations`).
+        (`LoopConfig.cached_registrations`).
         """
         return self._memory.registrations.statistics()
 

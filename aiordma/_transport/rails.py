@@ -250,10 +250,10 @@ class RailSlot:
         self._driver: Driver | None = None
         self._subscription: object = None
 
-    def watch_device(self, config: Config) -> None:
+    def watch_device(self, config: Config, opener: str) -> None:
         """Open the device and subscribe to its events, if it is not open yet. Raises on failure."""
         if self._driver is None:
-            self._driver = open_driver((self.device,), config, None)
+            self._driver = open_driver((self.device,), config, None, opener)
             self._subscription = self._driver.subscribe(self._on_event)
 
     def on_rail_up(self, now: float) -> None:
@@ -444,12 +444,23 @@ class Rails:
         self._restart_step_timer(rail)
         return rail
 
+    @property
+    def _opener(self) -> str:
+        """The connection, as described in warnings about devices that it has opened."""
+        return f"the connection with {self.owner.peer_name}"
+
     def _create_endpoint(
         self, device: verbs.Device, peer_gid: verbs.GID | None
     ) -> AddressedEndpoint:
         # The extra receive is for the peer's Resume (`Session.prepare_rail`).
         return AddressedEndpoint(
-            (device,), self.config, self.security, None, peer_gid, extra_receives=1
+            (device,),
+            self.config,
+            self.security,
+            None,
+            peer_gid,
+            opener=self._opener,
+            extra_receives=1,
         )
 
     def _connect_endpoint(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
@@ -670,7 +681,7 @@ class OfferingRails(Rails):
         for device in self.devices:
             if device.name == self.lead_rail.device and device.name not in self.slots:
                 with suppress(RDMAError, OSError):  # the next offer tries again
-                    self._add_slot(device).watch_device(self.config)
+                    self._add_slot(device).watch_device(self.config, self._opener)
         super().stop_lead()
 
     def _release_ended(self, rail: Rail, *, confirm: bool) -> None:
@@ -699,7 +710,7 @@ class OfferingRails(Rails):
             return
         name = slot.device.name
         try:
-            slot.watch_device(self.config)
+            slot.watch_device(self.config, self._opener)
             peer_gid = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
             endpoint = self._create_endpoint(slot.device, peer_gid)
         except CREATION_ERRORS as error:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import aiordma
-from aiordma import Config, verbs
+from aiordma import Config, LoopConfig, verbs
 from aiordma.config import DEFAULT
 from aiordma.errors import host_port
 from aiordma.perf.client import PerfClient, RefusedError, Result
@@ -91,7 +91,7 @@ def perf(local: bool) -> None:
 
 
 POLLING = click.option("--polling", type=click.IntRange(0, 1_000_000), metavar="US",
-    default=round(DEFAULT.polling * 1e6), show_default=True,
+    default=round(LoopConfig().polling * 1e6), show_default=True,
     help="Time in us that a process polls before it sleeps; 0 turns polling off.")  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from time import process_time
 from typing import Any, Self
 
 import aiordma
-from aiordma import Config
+from aiordma import Config, LoopConfig
 from aiordma.config import DEFAULT
 from aiordma.errors import ProtocolError, RDMAError
 from aiordma.transport import Via
@@ -231,8 +231,10 @@ class PerfServer:
         session = self._session = Session(opened)
         try:
             async with self._streams(session) as port:
-                polling_us = round(self._config.polling * 1e6)
-                reply = wire.Opened(session.key, port, machine(), polling_us)
+                polling = self._config.polling
+                if polling is None:
+                    polling = LoopConfig().polling
+                reply = wire.Opened(session.key, port, machine(), round(polling * 1e6))
                 await control.send(wire.pack(reply))
                 async with asyncio.timeout(ATTACH_TIMEOUT):
                     await session.complete.wait()

@@ -20,7 +20,7 @@ from aiordma._datapath.session import MessageMethods, Session
 from aiordma._datapath.work_queue import WorkRequestTable
 from aiordma._memory.registration_cache import RegistrationCache
 from aiordma._transport.memory import Memory
-from aiordma.config import Config
+from aiordma.config import LoopConfig
 from aiordma.mr_pool import MemoryPool
 from tests.model.frames import pack_header, unpack_header
 
@@ -128,7 +128,7 @@ class Wire:
         self.registrations = self.loop.run_until_complete(self._registrations())
 
     async def _registrations(self) -> RegistrationCache:
-        return RegistrationCache(self.pd)
+        return RegistrationCache(self.pd, LoopConfig().cached_registrations)
 
     def _peer_receives(self, slot: int) -> None:
         self.peer.post_recv_one(slot, self.mr.addr + slot * SLOT, SLOT, self.mr.lkey)
@@ -202,7 +202,7 @@ class Wire:
         for cq in self.cqs:
             cq.close()
         self.events.close()
-        self.registrations.close()
+        self.registrations.clear()
         self.mr.close()
         assert self.pool.leases == 0
         self.pool.close()
@@ -232,7 +232,7 @@ class BareChannel:
         library.dereg_mr = real
         self.channel = Session(
             queue=wire.queue,
-            memory=Memory(cast(Any, wire), Config(), self.owner.error_for),
+            memory=Memory(cast(Any, wire), self.owner.error_for),
             config=room,
             owner=self.owner,
         )

@@ -9,6 +9,7 @@ import os
 import select
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from unittest import mock
 
 import pytest
 
-from aiordma import Config, cm, connect, listen, verbs
+from aiordma import Config, LoopConfig, cm, connect, listen, verbs
 from aiordma._core.operations import OperationKind
 from aiordma._datapath.memory import Clock
 from aiordma._datapath.rail import SendQueue
@@ -40,6 +41,7 @@ from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 64 << 20
+CONFIG = Config(pool_limit=LIMIT)
 WRITE = int(verbs.WROpcode.RDMA_WRITE)
 SIGNALED = int(verbs.SendFlags.SIGNALED)
 REMOTE_WRITE = verbs.AccessFlags.REMOTE_WRITE
@@ -130,11 +132,13 @@ async def two_ends(driver: Driver) -> AsyncIterator[tuple[End, End]]:
         driver.release_cq(cq, 128)
 
 
+def for_device(device: verbs.Device, config: Config = CONFIG) -> Driver:
+    return Driver.for_device(device, config, "a test")
+
+
 @asynccontextmanager
-async def the_driver(
-    device: verbs.Device, polling: float = driver.DEFAULT_POLLING
-) -> AsyncIterator[Driver]:
-    made = Driver.for_device(device, LIMIT, polling)
+async def the_driver(device: verbs.Device, polling: float | None = None) -> AsyncIterator[Driver]:
+    made = for_device(device, replace(CONFIG, polling=polling))
     try:
         yield made
     finally:
@@ -142,7 +146,7 @@ async def the_driver(
 
 
 both_ways = pytest.mark.parametrize(
-    "polling", [driver.DEFAULT_POLLING, 0], ids=["polling", "sleeping"]
+    "polling", [LoopConfig().polling, 0], ids=["polling", "sleeping"]
 )
 
 
@@ -437,7 +441,7 @@ async def test_device_events_reach_only_the_affected_sinks(device: verbs.Device)
                 ContextEvents.deliver(driver.context, event)
         assert first.sink.events == [own, of_both, fatal]
         assert second.sink.events == [of_both, fatal]
-        again = Driver.for_device(device, LIMIT)
+        again = for_device(device)
         assert again is not driver
         assert again.context is not driver.context
         again.release()
@@ -463,11 +467,11 @@ async def test_event_received_by_another_loop_is_forwarded(device: verbs.Device,
     assert context is not None
 
     async def theirs(event: verbs.AsyncEvent) -> None:
-        driver = Driver.for_context(context, LIMIT)
+        driver = Driver.for_context(context, CONFIG, "a test")
         ContextEvents.deliver(context, event)
         driver.release()
 
-    driver = Driver.for_context(context, LIMIT)
+    driver = Driver.for_context(context, CONFIG, "a test")
     async with two_ends(driver) as (first, second):
         event = verbs.AsyncEvent(verbs.EventType.QP_FATAL, first.qp)
         await asyncio.to_thread(asyncio.run, theirs(event))
@@ -487,18 +491,18 @@ def test_driver_is_shared_per_loop_and_device(device: verbs.Device) -> None:
     drivers: list[Driver] = []
 
     async def main() -> None:
-        first = Driver.for_device(device, LIMIT)
-        second = Driver.for_device(device, 2 * LIMIT)
+        first = for_device(device)
+        second = for_device(device, Config(pool_limit=2 * LIMIT))
         assert first is second
         assert first.pool.limit == LIMIT
         first.release()
         assert not first.pd.closed
         second.release()
-        third = Driver.for_device(device, LIMIT)
+        third = for_device(device)
         assert third is first  # kept for a while
         assert not third.pd.closed
         third.release()
-        fourth = Driver.for_device(device, 2 * LIMIT)
+        fourth = for_device(device, Config(pool_limit=2 * LIMIT))
         assert fourth is not first  # the first one has another limit
         assert first.pd.closed
         assert first.context.closed
@@ -529,13 +533,13 @@ async def test_driver_closes_when_idle_after_the_last_release(
 ) -> None:
     monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 1e-9)
 
-    first = Driver.for_device(device, LIMIT)
+    first = for_device(device)
     first.release()
-    assert Driver.for_device(device, LIMIT) is first
+    assert for_device(device) is first
     await turns(5)
     assert not first.context.closed  # in use when the idle timer expires
     first.release()
-    Driver.for_device(device, LIMIT).release()
+    for_device(device).release()
     await wait_until_closed(first)
     async with the_driver(device) as other:
         assert other is not first
@@ -543,7 +547,7 @@ async def test_driver_closes_when_idle_after_the_last_release(
 
 FORKED = """
 import asyncio, os, sys
-from aiordma import verbs
+from aiordma import Config, verbs
 from aiordma._event_loop import per_loop_resource
 from aiordma._event_loop.driver import Driver
 
@@ -552,7 +556,7 @@ closed = []
 Driver._close = lambda driver: closed.append(driver)
 
 async def use(device):
-    Driver.for_device(verbs.find_device(device), 1 << 30).release()
+    Driver.for_device(verbs.find_device(device), Config(), "a test").release()
 
 loop = asyncio.new_event_loop()
 loop.run_until_complete(use(sys.argv[1]))
@@ -581,7 +585,7 @@ async def test_driver_releases_resources_when_its_memory_pool_fails(
         before = verbs.live()
         monkeypatch.setattr(driver, "MemoryPool", refuse)
         with pytest.raises(VerbsError):
-            Driver.for_context(context, LIMIT)
+            Driver.for_context(context, CONFIG, "a test")
         assert verbs.live() == before
 
 
@@ -602,7 +606,6 @@ async def test_idle_driver_is_replaced_after_a_fatal_device_event(device: verbs.
 async def test_idle_driver_drops_cached_registrations(device: verbs.Device) -> None:
     view = memoryview(bytearray(1 << 20))
     async with the_driver(device) as driver:
-        driver.registrations.set_up(4, 4 << 20)
         before = verbs.live().get("MemoryRegion", 0)
         use = driver.registrations.find(view)
         assert use is not None

@@ -112,15 +112,14 @@ async def test_second_registration_has_the_same_access_and_lifetime(
         assert rights == [verbs.AccessFlags.LOCAL_WRITE, verbs.AccessFlags.NONE]
     assert registered(other.pd) == 0
     data.append(0)
-    cache = RegistrationCache(home.pd)
-    cache.set_up(4)
+    cache = RegistrationCache(home.pd, 4)
     for _ in range(2):
         found = cache.find(view)
         assert found is not None
         with found:
             assert lkey(other, found) != found.lkey
         assert registered(other.pd) == 1
-    cache.close()
+    cache.clear()
     assert registered(other.pd) == 0
 
 

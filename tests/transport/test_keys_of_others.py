@@ -255,7 +255,7 @@ async def test_sharing_without_memory_windows_logs_one_warning(
     """
     monkeypatch.setattr(mr_pool, "offers_windows", lambda *_: False)
     endpoint.log_missing_windows.cache_clear()
-    config = replace(SMALL, pool_limit=SMALL.pool_limit + 1)  # forces a separate driver
+    config = replace(SMALL, pool_limit=64 << 20)  # forces a separate driver
     factory = replace(factory, auth=KEY)
     async with await factory.listen(config) as listener:
         client, server = await factory.both(listener, config)

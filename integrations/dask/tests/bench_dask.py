@@ -115,7 +115,7 @@ MEASURED = (transfer, array, message, shuffle)
 KINDS: dict[str, tuple[str, dict[str, float]]] = {
     "tcp": ("tcp://", {}),
     "rdma": ("rdma://", {}),
-    "rdma, polling": ("rdma://", {"polling": aiordma.Config().polling}),
+    "rdma, polling": ("rdma://", {"polling": aiordma.LoopConfig().polling}),
 }
 
 

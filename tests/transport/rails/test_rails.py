@@ -19,6 +19,7 @@ from aiordma import (
     connect,
     listen,
     open_connection,
+    prepare_connection,
     start_server,
     start_stream_server,
     verbs,
@@ -27,8 +28,9 @@ from aiordma._core import protocol
 from aiordma._native import lib
 from aiordma._options import Devices
 from aiordma._transport.rails import AnsweringRails, Rail, Rails, RailState
-from aiordma.errors import ConnectionManagerError, RejectedError, RouteError
+from aiordma.errors import ConnectionManagerError, RejectedError, RouteError, host_port
 from aiordma.verbs import EventType
+from tests.event_loop.test_loop_settings import ignored, warned
 from tests.transport.connection_factory import (
     KEY,
     SMALL,
@@ -102,6 +104,34 @@ async def test_side_with_one_device_reuses_it_for_every_rail(way: str) -> None:
         assert [device for device, _ in shown(conns[0])] == ["embedded0", "embedded1", "embedded2"]
         assert [device for device, _ in shown(conns[1])] == ["embedded0"] * 3
         await check_alive(*conns)
+
+
+async def test_rail_is_warned_of_settings_without_effect_on_its_device() -> None:
+    """The other device has the settings, because the connection has opened it."""
+    asked, current = (replace(SMALL, cached_registrations=count) for count in (2, 1))
+    second: dict[str, Any] = {"device": TWO[1], "via": "tcp", "config": current}
+    opener = "which opened the device"
+    async with (
+        await listen(HOST, 0, **second) as listener,
+        await connect(HOST, listener.port, **second),
+        await listener.accept(),
+    ):
+        holder = f"the connection to {host_port((HOST, listener.port))}, {opener}"
+        text = ignored("cached_registrations", 2, TWO[1], 1, holder)
+        with warned(text, text):  # each side has a rail on the device
+            async with joined("tcp", config=asked) as conns:
+                await until_rails(conns)
+
+
+async def test_rail_chooses_the_settings_of_its_device() -> None:
+    async with joined("tcp", config=replace(SMALL, cached_registrations=2)) as conns:
+        await until_rails(conns)
+        peer = conns[0].peer_address
+        assert peer is not None
+        opener = f"the connection with {host_port(peer)}, which opened the device"
+        with warned(ignored("cached_registrations", 1, TWO[1], 2, opener)):
+            config = replace(SMALL, cached_registrations=1)
+            await (await prepare_connection(device=TWO[1], config=config)).close()
 
 
 @pytest.mark.parametrize("names", ["all", "embedded0,embedded1"])
