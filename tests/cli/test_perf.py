@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from aiordma._event_loop import completion_reader
+from aiordma._event_loop.adaptive_polling import AdaptivePolling
 from aiordma.cli.app import app
 
 from ..interrupt import interrupt
@@ -71,6 +73,25 @@ def test_perf_json_has_the_documented_fields(device_name: str) -> None:
     first, last = row["distribution_us"][0], row["distribution_us"][-1]
     assert first == [pytest.approx(row["latency_us"]["min"]), 1.0]
     assert last == [pytest.approx(row["latency_us"]["max"]), 1 / 20]
+
+
+@pytest.mark.parametrize("us", [0, 50])
+def test_perf_polling_option_applies_to_both_processes(
+    device_name: str, monkeypatch: pytest.MonkeyPatch, us: int
+) -> None:
+    used = []
+
+    def observed(spin_us: int) -> AdaptivePolling:
+        used.append(spin_us)
+        return AdaptivePolling(spin_us)
+
+    monkeypatch.setattr(completion_reader, "AdaptivePolling", observed)
+    device = ["--device", device_name]
+    done = perf("local", "send", "lat", *device, "--polling", str(us), "--json", *FEW)
+    assert done.exit_code == 0, done.output
+    assert set(used) == {us}
+    settings = json.loads(done.stdout)["settings"]
+    assert (settings["polling_us"], settings["server_polling_us"]) == (us, us)
 
 
 def test_perf_json_reports_min_median_and_max_throughput(device_name: str) -> None:

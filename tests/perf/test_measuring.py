@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from aiordma import Config
 from aiordma.async_queue_pair import Completed
 from aiordma.errors import LimitError
 from aiordma.perf.client import Part, PerfClient, RefusedError, Result
@@ -42,6 +43,21 @@ async def measured(
         PerfClient.connect(asked, host, server.listening.port, device=device_name) as client,
     ):
         return [await client.measure(size) for size in asked.sizes]
+
+
+@pytest.mark.parametrize(("polling", "us"), [(None, 200), (0.0, 0), (50e-6, 50)])
+async def test_server_reports_its_polling(
+    device_name: str, host: str, polling: float | None, us: int
+) -> None:
+    config = Config(polling=polling)
+    asked, device = settings("send", "lat"), device_name
+    async with (
+        await PerfServer.start(host, 0, device=device, config=config) as server,
+        PerfClient.connect(
+            asked, host, server.listening.port, device=device, config=config
+        ) as client,
+    ):
+        assert client.server.polling_us == us
 
 
 @pytest.mark.parametrize("metric", METRICS)

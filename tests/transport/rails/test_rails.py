@@ -25,6 +25,7 @@ from aiordma import (
     verbs,
 )
 from aiordma._core import protocol
+from aiordma._event_loop import loop_settings
 from aiordma._native import lib
 from aiordma._options import Devices
 from aiordma._transport.rails import AnsweringRails, Rail, Rails, RailState
@@ -132,6 +133,31 @@ async def test_rail_chooses_the_settings_of_its_device() -> None:
         with warned(ignored("cached_registrations", 1, TWO[1], 2, opener)):
             config = replace(SMALL, cached_registrations=1)
             await (await prepare_connection(device=TWO[1], config=config)).close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_device_is_opened_in_the_name_of_its_connection(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openers: set[str] = set()
+    choose = loop_settings.choose
+
+    def observed(config: Config, opener: str) -> loop_settings.Choice:
+        openers.add(opener)
+        return choose(config, opener)
+
+    monkeypatch.setattr(loop_settings, "choose", observed)
+    async with joined(way) as conns:
+        await until_rails(conns)
+        rails = {f"the connection with {conn._owner.peer_name}" for conn in conns}
+        if way == "out of band":
+            leads = {"an out-of-band connection"}
+        else:
+            address = conns[0].peer_address
+            assert address is not None
+            where = host_port(address)
+            leads = {f"the connection to {where}", f"the listener on {where}"}
+        assert openers == leads | rails
 
 
 @pytest.mark.parametrize("names", ["all", "embedded0,embedded1"])
