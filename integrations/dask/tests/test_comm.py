@@ -311,7 +311,9 @@ async def test_listener_without_host_accepts_on_every_address(serve: Serve) -> N
 async def test_peer_that_does_not_speak_dask_is_disconnected(serve: Serve) -> None:
     listener = await serve(echo)
     host, port = get_address_host_port(listener.contact_address)
-    async with await aiordma.connect(host, port, via="tcp") as conn:
+    # All connections of an event loop share its polling, which Dask's connections turn off.
+    config = aiordma.Config(polling=0)
+    async with await aiordma.connect(host, port, via="tcp", config=config) as conn:
         await conn.recv()  # the listener's Dask handshake message
         await conn.send(b"GET / HTTP/1.1\r\n\r\n")
         with pytest.raises(aiordma.ConnectionBrokenError):
