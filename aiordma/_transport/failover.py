@@ -59,28 +59,6 @@ class FailoverEvent(Enum):
 
 _S, _E = FailoverState, FailoverEvent
 
-Next = tuple[FailoverState, str]
-
-TRANSITIONS: Mapping[tuple[FailoverState, FailoverEvent], Next] = MappingProxyType(
-    {
-        (_S.SETTLED, _E.BROKE): (_S.BROKEN, "stop"),
-        (_S.SETTLED, _E.RESUMED_ELSEWHERE): (_S.SETTLED, "follow"),
-        (_S.BROKEN, _E.CHOSEN): (_S.MOVED, "resume"),
-        (_S.BROKEN, _E.NO_RAIL_YET): (_S.WAITING, ""),
-        (_S.BROKEN, _E.NO_RAIL): (_S.OVER, "give_up"),
-        (_S.WAITING, _E.RAIL_UP): (_S.BROKEN, "retry"),
-        (_S.WAITING, _E.RESUMED_ELSEWHERE): (_S.BROKEN, "retry"),
-        (_S.WAITING, _E.NO_RAIL): (_S.OVER, "give_up"),
-        (_S.WAITING, _E.OVERDUE): (_S.OVER, "give_up"),
-        (_S.MOVED, _E.BROKE): (_S.BROKEN, "stop"),
-        (_S.MOVED, _E.RESUMED): (_S.SETTLED, "retransmit"),
-        (_S.MOVED, _E.RESUMED_ELSEWHERE): (_S.MOVED, "follow"),
-        (_S.MOVED, _E.OVERDUE): (_S.MOVED, "leave"),
-        **{(state, _E.ENDED): (_S.OVER, "") for state in _S},
-    }
-)
-"""The next state, and the step on entering it. Other combinations have no effect."""
-
 LIMITED = (_S.WAITING, _S.MOVED)
 """The states with a time limit, after which OVERDUE occurs."""
 
@@ -107,7 +85,7 @@ class Failover:
     """The timer for a state with a time limit. It may have fired or been cancelled."""
 
     def _apply(self, event: FailoverEvent, *arguments: Rail) -> None:
-        following, step = TRANSITIONS.get((self.state, event), (self.state, ""))
+        following, step = TRANSITIONS.get((self.state, event), (self.state, None))
         if following is not self.state:
             self.state = following
             if self._timer is not None:
@@ -119,8 +97,8 @@ class Failover:
                 detection_time = 4 * config.ack_timeout * (1 + config.retry_count)
                 overdue = partial(self._apply, _E.OVERDUE)
                 self._timer = self.rails.call_later(max(MIN_WAIT, detection_time), overdue)
-        if step:
-            getattr(self, f"_{step}")(*arguments)
+        if step is not None:
+            step(self, *arguments)
 
     def can_fail_over(self, elsewhere: bool) -> bool:
         """Return whether another rail could become the lead.
@@ -183,7 +161,7 @@ class Failover:
         """Stop the failover, because the connection has ended."""
         self._apply(_E.ENDED)
 
-    # ---- steps ---------------------------------------------------------------------------
+    # ---- steps, which TRANSITIONS refers to ----------------------------------------------
 
     def _stop(self) -> None:
         self.rails.stop_lead()
@@ -229,3 +207,26 @@ class Failover:
         self, why: str = "the peer does not continue on another rail after one broke"
     ) -> None:
         self.rails.messages.lead.rail_broke(ConnectionBrokenError(why))
+
+
+Next = tuple[FailoverState, Callable[..., None] | None]
+
+TRANSITIONS: Mapping[tuple[FailoverState, FailoverEvent], Next] = MappingProxyType(
+    {
+        (_S.SETTLED, _E.BROKE): (_S.BROKEN, Failover._stop),
+        (_S.SETTLED, _E.RESUMED_ELSEWHERE): (_S.SETTLED, Failover._follow),
+        (_S.BROKEN, _E.CHOSEN): (_S.MOVED, Failover._resume),
+        (_S.BROKEN, _E.NO_RAIL_YET): (_S.WAITING, None),
+        (_S.BROKEN, _E.NO_RAIL): (_S.OVER, Failover._give_up),
+        (_S.WAITING, _E.RAIL_UP): (_S.BROKEN, Failover._retry),
+        (_S.WAITING, _E.RESUMED_ELSEWHERE): (_S.BROKEN, Failover._retry),
+        (_S.WAITING, _E.NO_RAIL): (_S.OVER, Failover._give_up),
+        (_S.WAITING, _E.OVERDUE): (_S.OVER, Failover._give_up),
+        (_S.MOVED, _E.BROKE): (_S.BROKEN, Failover._stop),
+        (_S.MOVED, _E.RESUMED): (_S.SETTLED, Failover._retransmit),
+        (_S.MOVED, _E.RESUMED_ELSEWHERE): (_S.MOVED, Failover._follow),
+        (_S.MOVED, _E.OVERDUE): (_S.MOVED, Failover._leave),
+        **{(state, _E.ENDED): (_S.OVER, None) for state in _S},
+    }
+)
+"""The next state, and the step on entering it. Other combinations have no effect."""

@@ -138,6 +138,8 @@ the connection if writes are waiting for the peer's message.
 """
 
 
+Handlers = Mapping[type, Callable[..., bool | None]]
+
 _UNKNOWN_CAUSE = protocol.RailCause.UNKNOWN
 
 
@@ -323,8 +325,6 @@ class Rails:
     """The lead. Initially, it is the rail of the handshake, rail 0."""
     broken_lead_rail: Rail = field(init=False)
     """The latest lead that broke."""
-    handlers: ClassVar[dict[type, str]] = {protocol.RailDown: "on_rail_down"}
-    """The handler for each message of the peer."""
     step_timeout_field = "handshake_timeout"
     """The Config field that limits the time for each of the peer's steps to bring up a rail."""
 
@@ -478,7 +478,7 @@ class Rails:
         """
         handler = self.handlers.get(type(message))
         # A handler returns False if the message does not concern the rails, and None otherwise.
-        return handler is not None and getattr(self, f"_{handler}")(message) is not False
+        return handler is not None and handler(self, message) is not False
 
     def _find_rail(self, number: int) -> Rail:
         for rail in self.rails:
@@ -648,13 +648,15 @@ class Rails:
     def begin(self) -> None:
         """Do nothing. `OfferingRails` overrides this to offer rails once the connection is open."""
 
+    handlers: ClassVar[Handlers] = {protocol.RailDown: _on_rail_down}
+    """The handler for each message of the peer."""
+
 
 @dataclass(eq=False)
 class OfferingRails(Rails):
     """The rails of the connecting side."""
 
     step_timeout_field = "connect_timeout"
-    handlers = Rails.handlers | {protocol.RailAnswer: "on_answer", protocol.Error: "on_refusal"}
 
     slots: dict[str, RailSlot] = field(default_factory=dict)
     """The slots by device name."""
@@ -774,12 +776,17 @@ class OfferingRails(Rails):
                 return True
         return False
 
+    handlers: ClassVar[Handlers] = {
+        **Rails.handlers,
+        protocol.RailAnswer: _on_answer,
+        protocol.Error: _on_refusal,
+    }
+
 
 @dataclass(eq=False)
 class AnsweringRails(Rails):
     """The rails of the accepting side."""
 
-    handlers = Rails.handlers | {protocol.RailOffer: "on_offer", protocol.RailReady: "on_ready"}
     offer_limit: TokenBucket = field(
         default_factory=lambda: TokenBucket(OFFER_BURST, OFFER_RATE, 0)
     )
@@ -874,3 +881,9 @@ class AnsweringRails(Rails):
             raise errors[0]
         finally:
             errors.clear()  # their tracebacks refer to this frame
+
+    handlers: ClassVar[Handlers] = {
+        **Rails.handlers,
+        protocol.RailOffer: _on_offer,
+        protocol.RailReady: _on_ready,
+    }

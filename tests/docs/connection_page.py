@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiordma._core.connection_states import _ROWS, ConnectionState
 from aiordma._transport.failover import TRANSITIONS, FailoverEvent
 
@@ -10,7 +12,8 @@ def sections() -> dict[str, str]:
     """Return the generated sections of the page by name."""
     rows = "".join(f"| {member.name} | {member.value} |\n" for member in ConnectionState)
     arrows = "".join(
-        f"    {before.name} --> {after.name}: {event.name}{f' / {step}' if step else ''}\n"
+        f"    {before.name} --> {after.name}: {event.name}{f' / {step_name(step)}' if step else ''}"
+        "\n"
         for (before, event), (after, step) in TRANSITIONS.items()
         if event is not FailoverEvent.ENDED
     )
@@ -19,6 +22,11 @@ def sections() -> dict[str, str]:
         "diagram": f"```mermaid\n{mermaid()}```\n",
         "states": f"| state | meaning |\n|---|---|\n{rows}",
     }
+
+
+def step_name(step: Callable[..., None] | None) -> str:
+    """Return the name of a failover's step, or an empty string for no step."""
+    return "" if step is None else step.__name__.removeprefix("_")
 
 
 def mermaid() -> str:

@@ -24,9 +24,8 @@ from aiordma._datapath.memory import Clock
 from aiordma._event_loop.virtual_loop import StalledError, VirtualLoop, describe_waiting_tasks
 from aiordma._transport.auth import Security
 from aiordma._transport.connect_oob import PendingConnection
-from aiordma._transport.failover import Failover
 from aiordma._transport.lifecycle import NoLink
-from aiordma._transport.rails import Rail, RailState
+from aiordma._transport.rails import Rail, Rails, RailState
 from aiordma.config import DEFAULT
 from aiordma.errors import UNANNOUNCED
 from tests.session.provider import RAILS, Break, Provider
@@ -35,7 +34,7 @@ from tests.transport.connection_factory import SMALL, ConnectionFactory, yield_l
 STEP = 1e-6  # seconds, on average
 # Initial values of the clock in seconds: at boot, a while later, and after 300 days.
 STARTS = 0.0, 1000.0, 26e6
-LEAD_ON = Failover._resume
+SET_LEAD = Rails.set_lead
 
 
 @cache
@@ -101,11 +100,11 @@ class PairLoop(VirtualLoop):
         self.clock = Clock(self.time, world.call_at)
         self.world, world.loop = world, self
 
-        def lead_on(failover: Failover, rail: Rail) -> None:
+        def set_lead(rails: Rails, rail: Rail) -> None:
             world.moved = world.now
-            LEAD_ON(failover, rail)
+            SET_LEAD(rails, rail)
 
-        self._replaced = patch.object(Failover, "_resume", lead_on)
+        self._replaced = patch.object(Rails, "set_lead", set_lead)
         self._replaced.start()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from aiordma import Config
 from aiordma._transport.failover import LIMITED, TRANSITIONS, Failover, FailoverEvent, FailoverState
+from tests.docs.connection_page import step_name
 
 STATES = {
     "SETTLED": {"BROKE": "BROKEN", "RESUMED_ELSEWHERE": "SETTLED"},
@@ -69,7 +70,7 @@ def test_failover_state_follows_the_transition_table(
     following = "OVER" if event.name == "ENDED" else STATES[state.name].get(event.name, state.name)
     assert scene.failover.state.name == following
     assert ((state, event) in TRANSITIONS) == (event.name in {"ENDED", *STATES[state.name]})
-    step = TRANSITIONS.get((state, event), (state, ""))[1]
+    step = step_name(TRANSITIONS.get((state, event), (state, None))[1])
     step = "gives up the lead" if step in ("follow", "leave") else step
     assert scene.done == {step} - {""}
     assert scene.rails.call_later.called == (following != state.name and following in NAMES)

@@ -21,10 +21,10 @@ from aiordma import (
     RemoteRegion,
     Rights,
 )
-from aiordma._core.protocol import RegionKey
+from aiordma._core import protocol
 from aiordma._datapath.rail import SendQueue
 from aiordma._transport import share_keys
-from aiordma._transport.rails import OfferingRails, Rails
+from aiordma._transport.rails import AnsweringRails, OfferingRails, Rails
 from aiordma.errors import RemoteAccessError, VerbsError
 from aiordma.mr_pool import LocalMemory
 from tests.transport.connection_factory import check_alive, ends, pattern, shared, yield_loop
@@ -106,7 +106,8 @@ async def test_writes_are_retried_only_after_peer_stops_the_broken_rail(
         told: list[Any] = []
         down = Rails._on_rail_down
         other = await client.request_region(100)
-        monkeypatch.setattr(Rails, "_on_rail_down", lambda *args: told.append(args))
+        handlers = {**AnsweringRails.handlers, protocol.RailDown: lambda *args: told.append(args)}
+        monkeypatch.setattr(AnsweringRails, "handlers", handlers)
         data = pattern(8 * MB)
         writing = asyncio.ensure_future(client.write(data, remote))
         while not second(client).outstanding:
@@ -152,7 +153,7 @@ async def test_keys_for_unknown_rails_and_regions_are_ignored() -> None:
             foreign = client.open_region(share.token)
             number = remote.token.region_id
             for key in ((number, 9), (share.token.region_id, 1), (number + 1000, 1)):
-                await server._sharing.send(RegionKey(0, *key, 1))
+                await server._sharing.send(protocol.RegionKey(0, *key, 1))
             await server.send(b"behind them")
             (await client.recv()).release()
             assert list(remote._keys or ()) == [1]

@@ -15,7 +15,8 @@ import pytest
 
 from aiordma import Connection, Rights, connect
 from aiordma._native import lib
-from aiordma._transport.failover import Failover
+from aiordma._transport import failover
+from aiordma._transport.failover import Failover, FailoverEvent, FailoverState
 from aiordma._transport.rails import Rail
 from aiordma.verbs import EventType
 from tests.processes import ROOT
@@ -70,12 +71,15 @@ def answer_while_stopped(conn: Connection, reader: subprocess.Popen[str]) -> Non
 def hold_resume(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """Hold back and return the calls that make a rail the lead and announce it to the peer."""
     held: list[Callable[[], None]] = []
-    resume = Failover._resume
+    chosen = FailoverState.BROKEN, FailoverEvent.CHOSEN
+    moved, resume = failover.TRANSITIONS[chosen]
+    assert resume is not None
 
-    def hold(failover: Failover, rail: Rail) -> None:
-        held.append(partial(resume, failover, rail))
+    def hold(machine: Failover, rail: Rail) -> None:
+        held.append(partial(resume, machine, rail))
 
-    monkeypatch.setattr(Failover, "_resume", hold)
+    transitions = {**failover.TRANSITIONS, chosen: (moved, hold)}
+    monkeypatch.setattr(failover, "TRANSITIONS", transitions)
     return held
 
 
