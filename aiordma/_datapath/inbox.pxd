@@ -11,7 +11,7 @@ from .outbox cimport Outbox
 from .rail cimport SendQueue
 from .receives cimport Receives
 from .stripes cimport Lane, Striped
-from .work_queue cimport WorkRequest
+from .work_queue cimport RailObserver, WorkRequest
 
 
 cdef PendingRendezvous parse_rendezvous(const unsigned char *frame, uint32_t length,
@@ -111,7 +111,7 @@ cdef class Inbox:
     cdef object allocate_and_check(self, object item, ReceiveTarget target)
 
 
-cdef class Fetcher:
+cdef class Fetcher(RailObserver):
     cdef Inbox inbox
     cdef Outbox outbox
     cdef Controls controls
@@ -130,7 +130,6 @@ cdef class Fetcher:
     cdef int read(self, PendingRendezvous pending, Pinned pinned, uint64_t address,
                   uint32_t lkey) except -1
     cdef int take_keys(self, bytes content) except -1
-    cdef int drop_keys(self, uint32_t rail) except -1
     cdef int acknowledge(self, PendingRendezvous pending) except -1
     cdef bint decrypt(self, PendingRendezvous pending) except -1
     cdef int drop(self, PendingRendezvous pending) except -1

@@ -822,7 +822,7 @@ cdef int put_back(Inbox inbox, ReceiveTarget target) except -1:
 # ---- reading messages that are too long for a frame --------------------------------------------------
 
 @cython.final
-cdef class Fetcher:
+cdef class Fetcher(RailObserver):
     """The reader of messages that are too long for a frame."""
 
     def __init__(
@@ -986,16 +986,15 @@ cdef class Fetcher:
                 return 0
         return 0
 
-    cdef int drop_keys(self, uint32_t rail) except -1:
-        """Drop the keys for a rail that has ended.
+    def rail_removed(self, SendQueue rail not None) -> None:
+        """Drop the peer's keys for a rail.
 
         Otherwise a peer that keeps adding rails could exhaust the memory.
         """
         cdef PendingRendezvous pending
         for pending in unacknowledged(self.inbox):
             if pending.keys is not None:
-                pending.keys.pop(rail, None)
-        return 0
+                pending.keys.pop(rail.number, None)
 
     cdef int acknowledge(self, PendingRendezvous pending) except -1:
         """Tell the peer that this side has read the message, so that its memory can be released."""

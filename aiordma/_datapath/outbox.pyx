@@ -104,7 +104,7 @@ cdef class Outbox(Sender):
         self.flags, self.unfinished_work, self.journal = NOT_STARTED, [], Journal()
         self.stripes = lead.stripes = Stripes()
         self.stripes.set_lead_rail(lead)
-        self.stripes.add(lead)
+        self.stripes.rail_up(lead)
 
     cdef object ownership_error(self):
         return BusyError(

@@ -8,7 +8,7 @@ from .keys cimport ReadKeys
 from .rail cimport SendQueue
 from .sends cimport SendFuture
 from .stripes cimport Lane
-from .work_queue cimport FrameHandler, WorkRequest
+from .work_queue cimport FrameHandler, RailObserver, WorkRequest
 
 cdef uint32_t rendezvous_size(SendFuture message) noexcept
 cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexcept
@@ -36,7 +36,7 @@ cdef class Opening(WorkRequest):
 
 
 @cython.final
-cdef class Offers:
+cdef class Offers(RailObserver):
     cdef FrameHandler session          # None once it is closed
     cdef dict messages                 # by request number
     cdef dict ending                   # acknowledged, but open to other rails: (status, key)
@@ -52,7 +52,6 @@ cdef class Offers:
     cdef bint end_elsewhere(self, SendFuture message, uint32_t status,
                             uint32_t invalidated_key) except -1
     cdef int on_closed(self, Opening opening) except -1
-    cdef int remove_rail(self, SendQueue rail) except -1
     cdef int add(self, SendFuture message) except -1
     cdef int close(self, bint ended) except -1
 

@@ -280,7 +280,7 @@ cdef class Opening(WorkRequest):
 # The cyclic garbage collector must not clear the messages, because the peer may still read them.
 @cython.no_gc_clear
 @cython.final
-cdef class Offers:
+cdef class Offers(RailObserver):
     """The messages that the peer may read, each until it acknowledges the message."""
 
     def __init__(self, FrameHandler session not None, max_messages: int, max_pieces: int):
@@ -381,8 +381,8 @@ cdef class Offers:
             message.sender.finish(message, status, invalidated_key)
         return 0
 
-    cdef int remove_rail(self, SendQueue rail) except -1:
-        """End the peer's access through a rail whose queue pair is about to be destroyed."""
+    def rail_removed(self, SendQueue rail not None) -> None:
+        """End the peer's access through a rail. Other rails still serve its messages."""
         cdef Opening opening
         for message in [*self.messages.values(), *self.ending]:
             if (<SendFuture> message).rail == rail.number:  # the rail was the lead rail
@@ -394,7 +394,6 @@ cdef class Offers:
                     end_windows(<SendFuture> message, rail.keys)
                 else:
                     opening.close(KEYS_VALID)
-        return 0
 
     # ---- the end ----
 

@@ -400,15 +400,6 @@ cdef class Session(FrameHandler):
         rail.frame_handler, rail.expects_resume = RailFrames(self, rail), True
         rail.post_receives([self.outbox.pool._block(protocol.MIN_RECEIVE)], protocol.MIN_RECEIVE)
 
-    def remove_rail(self, SendQueue rail not None):
-        """Remove a rail whose queue pair is about to be destroyed. Other rails read its messages.
-
-        This has no effect for a rail that was not up.
-        """
-        if self.outbox.stripes.remove(rail):
-            self.outbox.offers.remove_rail(rail)
-            self.inbox.fetcher.drop_keys(rail.number)
-
     # ---- another lead rail ----
 
     def remove_batch(self, WRChain chain not None) -> Exception | None:

@@ -2,6 +2,8 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from .work_queue cimport RailObserver
+
 cpdef list select_lanes(list lanes, uint64_t size)
 
 
@@ -23,7 +25,7 @@ cdef class Striped:
     cdef int connection_ended(self) except -1
 
 
-cdef class Stripes:
+cdef class Stripes(RailObserver):
     cdef readonly list lanes, operations
     cdef object lead_rail              # the lead rail, or the broken one until there is a new one
     cdef uint64_t last_repeated        # wr_id of the last work that the new lead rail had to repeat

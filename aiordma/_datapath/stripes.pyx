@@ -69,22 +69,21 @@ cdef class Striped:
 
 
 @cython.final
-cdef class Stripes:
+cdef class Stripes(RailObserver):
     """The rails of a session, and the operations with bytes that no rail has taken."""
 
     def __cinit__(self):
         self.lanes, self.operations, self.held_chunks = [], [], []
 
-    def add(self, rail: object):
-        """Add a rail that is up. It also takes part in operations that have begun."""
+    def rail_up(self, rail: Any) -> None:
+        """Add a rail. It also takes part in operations that have begun."""
         cdef double mean = total_recent_bytes(self) / len(self.lanes) if self.lanes else MAX_CHUNK
         self.lanes.append(Lane(rail, mean))
         self.serve()
 
-    def remove(self, rail: object) -> bool:
-        """Give no more chunks to a rail. Returns False if it was not up."""
-        before, self.lanes = self.lanes, [lane for lane in self.lanes if (<Lane> lane).rail is not rail]
-        return len(self.lanes) < len(before)
+    def rail_removed(self, rail: Any) -> None:
+        """Give no more chunks to a rail."""
+        self.lanes = [lane for lane in self.lanes if (<Lane> lane).rail is not rail]
 
     def set_lead_rail(self, rail: object):
         """Offer chunks to this rail before all other rails."""

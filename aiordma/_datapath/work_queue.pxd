@@ -158,6 +158,10 @@ cdef class WorkRequest:
     cdef str text(self, str peer)
 
 
+cdef class RailObserver:
+    pass
+
+
 cdef class FrameHandler:
     cdef uint32_t invalidated_key      # by the current frame, or 0
     cdef int received(self, PoolBlock block, uint32_t length) except -1

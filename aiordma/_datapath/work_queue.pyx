@@ -223,6 +223,25 @@ fork.reset_in_child(forget_measured)
 # ---- queue pairs -----------------------------------------------------------------------------------
 
 @cython.no_gc_clear
+cdef class RailObserver:
+    """A part of a connection that keeps state for each rail, or uses the lead.
+
+    `rail_observers` in failover.py lists the observers in the order in which they are called.
+    """
+
+    def rail_up(self, rail: Any) -> None:
+        """Start to use a rail, on which the first write was acknowledged."""
+
+    def rail_removed(self, rail: Any) -> None:
+        """Release everything that belongs to a rail.
+
+        The queue pair is in ERR and is destroyed next. The rail may never have been up.
+        """
+
+    def lead_changed(self, lead: Any) -> None:
+        """Use a new lead. The previous one has been removed, and its queue pair is destroyed."""
+
+
 cdef class FrameHandler:
     """The consumer of a queue pair's frames, usually the session."""
 

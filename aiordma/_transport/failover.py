@@ -25,8 +25,11 @@ from functools import partial
 from types import MappingProxyType
 
 from .._datapath.rail import SendQueue
+from .._datapath.session import Session
+from .._datapath.work_queue import RailObserver
 from ..errors import ConnectionBrokenError
 from .rails import Rail, Rails, RailState
+from .regions import Regions
 
 ALIVE = (RailState.CONNECTING, RailState.UP)
 LEFT = "the rail broke at the peer, and the peer continues on another rail"
@@ -61,6 +64,11 @@ _S, _E = FailoverState, FailoverEvent
 
 LIMITED = (_S.WAITING, _S.MOVED)
 """The states with a time limit, after which OVERDUE occurs."""
+
+
+def rail_observers(messages: Session, regions: Regions) -> tuple[RailObserver, ...]:
+    """Return the parts of a connection that follow its rails, in the order of their calls."""
+    return (messages.outbox.stripes, messages.outbox.offers, messages.inbox.fetcher, regions)
 
 
 @dataclass(eq=False)

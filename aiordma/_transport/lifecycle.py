@@ -51,7 +51,7 @@ from ..errors import (
 )
 from .auth import NOT_THE_SAME_KEY
 from .endpoint import RailEndpoint
-from .failover import Failover
+from .failover import Failover, rail_observers
 from .handshake_parts import HandshakeParts, Inspection
 from .keep_alive import KeepAlive, start_keep_alive
 from .memory import Memory
@@ -260,7 +260,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._rails = side(
                 self._owner,
                 self._messages,
-                self._sharing,
+                rail_observers(self._messages, self._sharing.regions),
+                self._sharing.clock.now,
                 config,
                 security,
                 devices,

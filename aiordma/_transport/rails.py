@@ -35,6 +35,7 @@ from .._core.fields import MAX_RAILS
 from .._core.handshake import Endpoint
 from .._datapath.rail import SendQueue
 from .._datapath.session import Session
+from .._datapath.work_queue import RailObserver
 from ..cm.address import Address
 from ..config import Config
 from ..errors import (
@@ -55,7 +56,6 @@ from .auth import Security
 from .endpoint import AddressedEndpoint, host_part, max_rails, open_driver
 from .keep_alive import KeepAlive, Probe, start_keep_alive
 from .rail_status import NO_TRANSFERS, PublicState, RailStatus, Transfers
-from .sharing import Sharing
 
 if TYPE_CHECKING:
     from .._datapath.protocols import Owner
@@ -309,13 +309,14 @@ class Rails:
 
     owner: Owner
     messages: Session
-    sharing: Sharing
+    observers: tuple[RailObserver, ...]
+    """The parts of the connection that follow its rails, in the order in which they are called."""
+    clock: Callable[[], float]
     config: Config
     security: Security
     devices: tuple[verbs.Device, ...]
     peer: Address | None
     call_later: Callable[[float, Callable[[], None]], asyncio.Handle]
-    clock: Callable[[], float] = field(init=False)
     rails: list[Rail] = field(default_factory=list)
     latest_number: int = 0
     """The number of the latest rail offered."""
@@ -330,7 +331,6 @@ class Rails:
 
     def __post_init__(self) -> None:
         self.max_rails = max_rails(self.config, self.devices)
-        self.clock = self.sharing.clock.now
         self._loop = asyncio.get_running_loop()
         lead = self.messages.lead
         self.lead_rail = Rail(lead.qp.context.name, _S.UP, self.clock(), 0, None, lead)
@@ -414,8 +414,8 @@ class Rails:
         """Start to use a rail for long messages and for access to shared memory."""
         assert rail.queue is not None
         assert rail.endpoint is not None
-        self.messages.outbox.stripes.add(rail.queue)
-        self.sharing.regions.add_rail(rail.queue, rail.endpoint.driver.pool)
+        for observer in self.observers:
+            observer.rail_up(rail.queue)
         rail.keep_alive = start_keep_alive(rail.queue, rail.endpoint.driver.timers, self.config)
 
     def _add_rail(self, rail: Rail) -> None:
@@ -589,8 +589,8 @@ class Rails:
             queue.fail(rail.error)
             with suppress(RDMAError, OSError):  # the device has failed
                 queue.qp.to_error()
-            self.sharing.regions.remove_rail(queue)
-            self.messages.remove_rail(queue)
+            for observer in self.observers:
+                observer.rail_removed(queue)
         rail.release()
 
     def end(self, error: BaseException) -> None:

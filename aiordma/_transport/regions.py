@@ -9,11 +9,12 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from weakref import WeakValueDictionary
 
 from .._core.fields import Keys
 from .._core.region import NUMBER_BITS, RegionToken
+from .._datapath.work_queue import RailObserver
 from ..config import Config
 from ..errors import LeaseEndedError, QuotaError, RDMAError, cause_text
 from ..mr_pool import MemoryPool
@@ -31,7 +32,7 @@ A peer that follows the protocol never causes more runs than it has active regio
 """
 
 
-class Regions:
+class Regions(RailObserver):
     """The regions that each side shares with the other, and the rails that can access them."""
 
     def __init__(self, pool: MemoryPool, config: Config, lead: SendQueue) -> None:
@@ -201,15 +202,15 @@ class Regions:
 
     # ---- rails ---------------------------------------------------------------------------
 
-    def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
+    def rail_up(self, rail: SendQueue) -> None:
         """Add a rail, and create its keys for all shares that have been announced to the peer."""
-        self.rails[rail] = pool
+        self.rails[rail] = cast("MemoryPool", rail.driver.pool)
         for share in list(self.shares.values()):
             if share.peer_knows_region:
                 share._create_rail_keys()
 
-    def remove_rail(self, rail: SendQueue) -> None:
-        """Remove a rail before its queue pair is destroyed."""
+    def rail_removed(self, rail: SendQueue) -> None:
+        """Remove a rail, and drop its keys for the regions of both sides."""
         self.rails.pop(rail, None)
         for share in list(self.shares.values()):
             share._remove_rail(rail)

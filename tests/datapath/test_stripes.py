@@ -75,7 +75,7 @@ class Net:
         self._events: list[tuple[float, int, Chunk]] = []
         self._count = 0
         for rail in self.rails:
-            self.stripes.add(rail)
+            self.stripes.rail_up(rail)
 
     def begin(self, size: int, **named: Any) -> Operation:
         operation = Operation(size, self)
@@ -118,7 +118,7 @@ class Net:
 
     def break_(self, rail: Rail) -> None:
         rail.broken = True
-        self.stripes.remove(rail)
+        self.stripes.rail_removed(rail)
         for chunk in rail.chunks:
             self.stripes.requeue_chunk(chunk.lane, chunk.operation, chunk.start, chunk.length)
         rail.chunks.clear()
@@ -187,7 +187,7 @@ def test_added_rail_shares_an_operation_in_progress() -> None:
     operation = net.begin(64 * MB)
     net.step()
     net.rails.append(Rail(MB))
-    net.stripes.add(net.rails[1])
+    net.stripes.rail_up(net.rails[1])
     net.run()
     assert operation.is_done
     assert net.rails[1].moved > 20 * MB
@@ -234,11 +234,11 @@ def test_operations_complete_while_rails_join_stall_and_break(seed: int) -> None
             case 3 if len(net.stripes.lanes) > 1:
                 chance.choice(net.stripes.lanes).rail.rate = 0
             case 4:
-                net.stripes.add(Rail(chance.uniform(0.1, 10) * MB))
+                net.stripes.rail_up(Rail(chance.uniform(0.1, 10) * MB))
             case _:
                 net.step()
         assert all(lane.chunks_in_flight == len(lane.rail.chunks) for lane in net.stripes.lanes)
-    net.stripes.add(Rail(MB))
+    net.stripes.rail_up(Rail(MB))
     for lane in net.stripes.lanes[:-1]:
         net.break_(lane.rail)
     net.run()

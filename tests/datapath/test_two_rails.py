@@ -78,7 +78,7 @@ def rails(
     bare = BareChannel(lead, Room(eager_size=PEER.eager_size), PEER, rails=True)
     lead.pool.has_windows = other.pool.has_windows = lead.pool.has_windows and request.param
     other.queue.number = OTHER
-    bare.channel.outbox.stripes.add(other.queue)
+    bare.channel.outbox.stripes.rail_up(other.queue)
     yield Rails(lead, other, bare)
     if not bare.channel.ended:  # the test may have closed it
         bare.close()
@@ -363,7 +363,7 @@ def test_removing_a_rail_discards_its_keys(rails: Rails, offer: Callable[..., Of
     (pending,) = (each for each in gc.get_objects() if isinstance(each, PendingRendezvous))
     (keys,) = (each for each in gc.get_referents(pending) if isinstance(each, dict))
     assert list(keys) == [OTHER]
-    rails.channel.remove_rail(rails.other.queue)
+    rails.channel.inbox.fetcher.rail_removed(rails.other.queue)
     assert not keys
     check_received(rails, receiving(rails), it.data)
 

@@ -27,6 +27,8 @@ from aiordma import (
     transport,
 )
 from aiordma._core.protocol import RailReady
+from aiordma._datapath.rail import SendQueue
+from aiordma._datapath.work_queue import RailObserver
 from aiordma._event_loop import device_failures
 from aiordma._native import lib
 from aiordma._transport import rails
@@ -377,16 +379,9 @@ async def test_broken_rail_fails_its_queue_pair_before_closing_memory_windows(
     steps: list[Any] = []
     to_error = QueuePair.to_error
 
-    class Spy:
-        def __init__(self, messages: Any) -> None:
-            self._messages = messages
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._messages, name)
-
-        def remove_rail(self, queue: Any) -> None:
-            steps.append(("windows", queue.qp))
-            self._messages.remove_rail(queue)
+    class Spy(RailObserver):
+        def rail_removed(self, rail: SendQueue) -> None:
+            steps.append(("windows", rail.qp))
 
     def told(qp: QueuePair) -> None:
         steps.append(("queue pair", qp))
@@ -397,7 +392,7 @@ async def test_broken_rail_fails_its_queue_pair_before_closing_memory_windows(
         pairs = []
         for conn in conns:
             assert conn._rails is not None
-            monkeypatch.setattr(conn._rails, "messages", Spy(conn._rails.messages))
+            monkeypatch.setattr(conn._rails, "observers", (Spy(), *conn._rails.observers))
             queue = further(conn).queue
             assert queue is not None
             pairs.append(queue.qp)
