@@ -8,11 +8,11 @@ from .message cimport Fifo
 from .outbox cimport Outbox
 from .rail cimport SendQueue
 from .sealing cimport Sealing
-from .work_queue cimport FrameHandler
+from .work_queue cimport FrameHandler, RailObserver
 
 
 @cython.final
-cdef class Controls:
+cdef class Controls(RailObserver):
     cdef Outbox outbox
     cdef FrameHandler session          # None once it is closed
     cdef Fifo waiting
@@ -23,7 +23,6 @@ cdef class Controls:
         self, int kind, bytes content, uint32_t window_key, bint is_goodbye=*
     ) except -1
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
-    cdef int drop_window_keys(self) except -1
     cdef int resume(self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing) except -1
     cdef int flush(self) except -1
     cdef bint send_frame(

@@ -32,7 +32,7 @@ RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)
 
 @cython.no_gc_clear
 @cython.final
-cdef class Controls:
+cdef class Controls(RailObserver):
     """The queue of outgoing control messages of one connection."""
 
     def __init__(self, Outbox outbox not None, FrameHandler session not None):
@@ -97,11 +97,10 @@ cdef class Controls:
             return 0
         return self.queue_response(RNDV_ACK, content, window_key)
 
-    cdef int drop_window_keys(self) except -1:
-        """Drop the window keys of waiting messages, because they are valid only on the old rail."""
+    def lead_changed(self, lead: Any) -> None:
+        """Drop the window keys of waiting messages, because they are valid only on the old lead."""
         for kind, content, future, backlog_position, _ in self.waiting.take_all():
             self.waiting.append((kind, content, future, backlog_position, 0))
-        return 0
 
     cdef int resume(
         self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing

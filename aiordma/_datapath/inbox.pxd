@@ -125,7 +125,6 @@ cdef class Fetcher(RailObserver):
     cdef readonly uint64_t progress    # bytes of completed READs
     cdef bint reads_ahead              # the latest receiver used memory of the pool
     cpdef int fetch_ahead(self) except -1
-    cdef BlockCache move(self, SendQueue rail)
     cdef int watch(self, PendingRendezvous pending) except -1
     cdef int read(self, PendingRendezvous pending, Pinned pinned, uint64_t address,
                   uint32_t lkey) except -1

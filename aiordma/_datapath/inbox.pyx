@@ -868,15 +868,13 @@ cdef class Fetcher(RailObserver):
                 return 0
         return 0
 
-    cdef BlockCache move(self, SendQueue rail):
-        """Switch to a new lead rail. Return its driver's pool, which now provides the memory."""
+    def lead_changed(self, SendQueue lead not None) -> None:
+        """Read messages into the memory of the new lead's pool."""
         cdef PendingRendezvous pending
         for pending in unacknowledged(self.inbox):
             if pending.unread_bytes and pending.message is not None and not pending.watched:
                 self.watch(pending)  # the peer may not send keys for this rail
-        self.memory.move(rail.driver)
-        self.pool = self.memory.pool
-        return self.pool
+        self.pool = lead.driver.pool
 
     cdef int watch(self, PendingRendezvous pending) except -1:
         """Limit the time for reading a message while other connections wait for memory.

@@ -42,6 +42,7 @@ cdef class Outbox(Sender):
     cdef readonly Offers offers
     cdef readonly Journal journal
     cdef list unfinished_work          # unfinished work of leads that broke
+    cdef readonly set batches          # type: set[WRChain]; being filled, with the lead rail's keys
     cdef readonly Stripes stripes
     cdef Fifo waiting                  # messages and writes, in order
     cdef Wait wait
@@ -52,7 +53,6 @@ cdef class Outbox(Sender):
     cdef int on_rendezvous_ack(
         self, uint32_t request_id, uint32_t status, uint32_t invalidated_key
     ) except -1
-    cdef int move(self, SendQueue rail) except -1
     cdef int resumed(self, uint64_t frames) except -1
     cdef int post_again(self) except -1
     cdef int flush(self) except -1

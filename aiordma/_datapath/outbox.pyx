@@ -102,8 +102,9 @@ cdef class Outbox(Sender):
             session, protocol.MAX_UNANSWERED, min(MAX_PIECES, lead.capacity - CONTROL_ENTRIES - 1)
         )
         self.flags, self.unfinished_work, self.journal = NOT_STARTED, [], Journal()
+        self.batches = set()
         self.stripes = lead.stripes = Stripes()
-        self.stripes.set_lead_rail(lead)
+        self.stripes.lead_changed(lead)
         self.stripes.rail_up(lead)
 
     cdef object ownership_error(self):
@@ -206,8 +207,8 @@ cdef class Outbox(Sender):
 
     # ---- another lead rail ----
 
-    cdef int move(self, SendQueue rail) except -1:
-        """Make the rail the lead rail.
+    def lead_changed(self, SendQueue lead not None) -> None:
+        """Move all work to the new lead.
 
         Unfinished work of the previous lead rail waits for the peer's Resume.
         """
@@ -215,9 +216,9 @@ cdef class Outbox(Sender):
         cdef WRChain chain
         cdef bint was_waiting
         cdef list works = take_unfinished_work(self)
-        self.lead_rail = rail
+        self.lead_rail, self.pool, lead.stripes = lead, lead.driver.pool, self.stripes
         for work in (*works, *previous_lead.backlog.works):
-            if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
+            if isinstance(work, WRChain) and not (<WRChain> work).move(lead):
                 chain = <WRChain> work
                 chain.kept = False
                 was_waiting = previous_lead.backlog.remove(chain)
@@ -228,13 +229,28 @@ cdef class Outbox(Sender):
                     chain.end_unposted(previous_lead.error_of(chain))
             elif work not in previous_lead.backlog.works:
                 self.unfinished_work.append(work)
-        rail.backlog.held = True
-        rail.backlog.take_over(previous_lead.backlog)
+        lead.backlog.held = True
+        lead.backlog.take_over(previous_lead.backlog)
         for item in self.waiting.all():
-            if type(item) is not SendFuture and not (<WRChain> item).move(rail):
+            if type(item) is not SendFuture and not (<WRChain> item).move(lead):
                 self.waiting.remove(item)
                 (<WRChain> item).end_unposted(not_executed_error(self, <WRChain> item))
-        return 0
+        for batch in tuple(self.batches):
+            if not (<WRChain> batch).move(lead):
+                self.batches.remove(batch)
+
+    def remove_batch(self, WRChain batch not None) -> Exception | None:
+        """Stop moving a batch to each new lead rail, because all its operations are collected.
+
+        Returns the error if the batch could not be moved to the current lead rail, or None.
+        """
+        if batch in self.batches:
+            self.batches.remove(batch)
+            return None
+        return BufferStateError(
+            "the batch was not executed: the connection has moved to a rail that does not have a key for "
+            "the peer's memory yet, or cannot register local memory; try again"
+        )
 
     cdef int resumed(self, uint64_t frames) except -1:
         """Complete the work that has arrived at the peer, and post the rest again.

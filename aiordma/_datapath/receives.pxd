@@ -6,6 +6,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from .controls cimport Controls
 from .memory cimport BlockCache, PoolBlock
 from .rail cimport SendQueue
+from .work_queue cimport RailObserver
 
 
 @cython.final
@@ -34,7 +35,7 @@ cdef class ReceiveSizes:
 
 
 @cython.final
-cdef class Receives:
+cdef class Receives(RailObserver):
     cdef Controls controls             # None once it is closed
     cdef SendQueue queue               # of the lead rail, or of the broken one until it is replaced
     cdef ReceiveSizes sizes            # shared with the session
@@ -48,7 +49,6 @@ cdef class Receives:
     cdef int repost_block(self, PoolBlock block) except -1
     cdef int repost(self) except -1
     cdef int update_size(self) except -1
-    cdef int move(self, SendQueue rail, BlockCache pool) except -1
 
     cdef inline int frame_taken(self) except -1:
         """Count a frame whose messages the user has taken."""

@@ -60,7 +60,7 @@ cdef class ReceiveSizes:
 
 
 @cython.final
-cdef class Receives:
+cdef class Receives(RailObserver):
     """The receives of a rail, of the size that the session has chosen."""
 
     def __init__(
@@ -150,18 +150,17 @@ cdef class Receives:
         self.larger_blocks = new_blocks
         return 0
 
-    cdef int move(self, SendQueue rail, BlockCache pool) except -1:
-        """Post the receives of the previous rail, which is closed, on `rail` in the same order."""
+    def lead_changed(self, SendQueue lead not None) -> None:
+        """Post the receives of the previous lead on the new lead, in the same order."""
         cdef PoolBlock block
         cdef list blocks = self.queue.take_receives()
-        self.queue, self.pool = rail, pool
+        self.queue, self.pool = lead, lead.driver.pool
         try:
             while blocks:
                 block = blocks.pop(0)
-                rail.post_receives([block], <uint32_t> block.size)
+                lead.post_receives([block], <uint32_t> block.size)
         finally:
             release_all(blocks)
-        return 0
 
     def end(self):
         self.ended = True

@@ -7,7 +7,7 @@ from .futures cimport OpFuture
 from .keys cimport Key, ReadKeys
 from .memory cimport Local, PoolBlock, Remote
 from .message cimport Counts
-from .work_queue cimport WorkRequest, aiordma_send
+from .work_queue cimport RailObserver, WorkRequest, aiordma_send
 
 cdef enum:
     COPIED_BELOW = 4096  # bytes; copying less is faster than looking up a key
@@ -23,7 +23,7 @@ cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture mes
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 
 
-cdef class Sender:
+cdef class Sender(RailObserver):
     cdef uint32_t frames_in_flight     # frames with messages in flight
     cdef public Counts counts
     cdef str message_owner             # owner of all messages, in both directions, or None

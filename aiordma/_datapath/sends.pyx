@@ -51,7 +51,7 @@ cdef bint is_free_of_pointers(object view) noexcept:
     return base != NULL and has_no_holes(<object> base)
 
 
-cdef class Sender:
+cdef class Sender(RailObserver):
     """The interface of the outbox for waiting messages and their frames."""
 
     cdef object ownership_error(self):

@@ -33,7 +33,6 @@ from .frames cimport (
 from .controls cimport Controls
 from .inbox cimport Inbox, MessageIterator, PendingRendezvous, RecvOperation, parse_rendezvous
 from .message cimport Message, new_message
-from .one_sided cimport WRChain
 from .outbox cimport ENDED, NOT_STARTED, SWITCHING, Outbox
 from .rail cimport SendQueue
 from .receives cimport Receives, ReceiveSizes
@@ -55,7 +54,7 @@ from aiordma._core import protocol
 from aiordma._core.operations import OperationKind
 from aiordma._datapath.controls import RESUME_HEADER
 from aiordma._native import failure
-from aiordma.errors import BufferStateError, ConnectionClosedError, ProtocolError
+from aiordma.errors import ConnectionClosedError, ProtocolError
 from aiordma.verbs._memory.buffers import bytes_of
 
 cdef extern from "<endian.h>" nogil:
@@ -329,10 +328,9 @@ cdef class Session(FrameHandler):
     cdef readonly Controls controls
     cdef readonly Inbox inbox
     cdef ReceiveSizes sizes            # of this side's receives
-    cdef Receives receives             # of the lead rail
+    cdef readonly Receives receives    # of the lead rail
     cdef object owner, config
     cdef list early_frames, drain_waiters
-    cdef readonly set batches          # type: set[WRChain]; being filled, with the lead rail's keys
     cdef public object failover  # type: Any
     cdef public bint peer_has_left     # by saying goodbye; later frames are ignored
     cdef public bint awaiting_auth     # the peer must not send messages before it authenticates
@@ -345,7 +343,7 @@ cdef class Session(FrameHandler):
         self.config, self.owner = config, owner
         self.outbox = Outbox(queue, self, memory, owner)
         self.controls = Controls(self.outbox, self)
-        self.early_frames, self.drain_waiters, self.batches = [], [], set()
+        self.early_frames, self.drain_waiters = [], []
         self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
         self.receives = Receives(self.controls, queue, self.sizes, memory, config)
         self.inbox = Inbox(self.outbox, self.controls, self.receives, memory, config.fetch_ahead)
@@ -402,19 +400,6 @@ cdef class Session(FrameHandler):
 
     # ---- another lead rail ----
 
-    def remove_batch(self, WRChain chain not None) -> Exception | None:
-        """Stop moving a batch to each new lead rail, because all its operations are collected.
-
-        Returns the error if the batch could not be moved to the current lead rail, or None.
-        """
-        if chain in self.batches:
-            self.batches.remove(chain)
-            return None
-        return BufferStateError(
-            "the batch was not executed: the connection has moved to a rail that does not have a key for "
-            "the peer's memory yet, or cannot register local memory; try again"
-        )
-
     @property
     def lead(self) -> SendQueue:
         return self.outbox.lead_rail
@@ -434,23 +419,10 @@ cdef class Session(FrameHandler):
         outbox.flags |= SWITCHING
         return True
 
-    def switch_lead(self, SendQueue rail not None, uint32_t number):
-        """Make a rail that is up the lead rail, in place of one that broke and is closed.
-
-        The rail takes over the receives. A Resume with this number then reports to the peer which
-        frames have arrived.
-        """
+    def send_resume(self, number: int):
+        """Send the first frame on a new lead rail. It reports which frames have arrived."""
         cdef Outbox outbox = self.outbox
-        outbox.move(rail)
-        for chain in tuple(self.batches):
-            if not (<WRChain> chain).move(rail):
-                self.batches.remove(chain)
-        rail.stripes = outbox.stripes
-        outbox.stripes.set_lead_rail(rail)
-        self.controls.drop_window_keys()
-        outbox.pool = self.inbox.fetcher.move(rail)
-        self.receives.move(rail, outbox.pool)
-        self.controls.resume(rail, number, outbox.journal.received, outbox.sealing)
+        self.controls.resume(outbox.lead_rail, number, outbox.journal.received, outbox.sealing)
 
     def resumed(self, frames: int) -> int:
         """Continue on the lead rail after the peer's Resume.

@@ -85,10 +85,10 @@ cdef class Stripes(RailObserver):
         """Give no more chunks to a rail."""
         self.lanes = [lane for lane in self.lanes if (<Lane> lane).rail is not rail]
 
-    def set_lead_rail(self, rail: object):
-        """Offer chunks to this rail before all other rails."""
-        self.lead_rail = rail
-        self.lanes.sort(key=lambda lane: (<Lane> lane).rail is not rail)
+    def lead_changed(self, lead: Any) -> None:
+        """Offer chunks to the lead before all other rails."""
+        self.lead_rail = lead
+        self.lanes.sort(key=lambda lane: (<Lane> lane).rail is not lead)
         self.serve()
 
     cpdef int begin(self, Striped operation) except -1:

@@ -144,12 +144,12 @@ class MovingBatch(Batch):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         assert self._chain is not None
-        self._session.batches.add(self._chain)
+        self._session.outbox.batches.add(self._chain)
         return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
         assert self._chain is not None
-        error = self._session.remove_batch(self._chain)
+        error = self._session.outbox.remove_batch(self._chain)
         self._queue = self._session.lead  # the chain has moved with each change of the lead rail
         if exc is None and error is not None:
             await super().__aexit__(type(error), error, None)

@@ -28,8 +28,9 @@ from .._datapath.rail import SendQueue
 from .._datapath.session import Session
 from .._datapath.work_queue import RailObserver
 from ..errors import ConnectionBrokenError
+from .memory import Memory
 from .rails import Rail, Rails, RailState
-from .regions import Regions
+from .sharing import Sharing
 
 ALIVE = (RailState.CONNECTING, RailState.UP)
 LEFT = "the rail broke at the peer, and the peer continues on another rail"
@@ -66,9 +67,23 @@ LIMITED = (_S.WAITING, _S.MOVED)
 """The states with a time limit, after which OVERDUE occurs."""
 
 
-def rail_observers(messages: Session, regions: Regions) -> tuple[RailObserver, ...]:
-    """Return the parts of a connection that follow its rails, in the order of their calls."""
-    return (messages.outbox.stripes, messages.outbox.offers, messages.inbox.fetcher, regions)
+def rail_observers(messages: Session, memory: Memory, sharing: Sharing) -> tuple[RailObserver, ...]:
+    """Return the parts of a connection that follow its rails, in the order of their calls.
+
+    The work of a broken lead moves first. The other parts may post work, which must follow it. A
+    work request refers to a region by its key for the old lead, which `Regions` then replaces.
+    """
+    return (
+        messages.outbox,
+        messages.outbox.stripes,
+        messages.outbox.offers,
+        messages.controls,
+        memory,
+        messages.inbox.fetcher,
+        messages.receives,
+        sharing.regions,
+        sharing,
+    )
 
 
 @dataclass(eq=False)
@@ -76,8 +91,6 @@ class Failover:
     """The state machine that chooses a connection's lead rail."""
 
     rails: Rails
-    on_lead_change: Callable[[Rail], object]
-    """Called when a rail has become the lead."""
     on_no_rail: Callable[[BaseException], object]
     """Called when no rail is left."""
     state: FailoverState = _S.SETTLED
@@ -180,11 +193,11 @@ class Failover:
         queue = rail.queue
         assert queue is not None
         self.rails.set_lead(rail)
+        for observer in self.rails.observers:
+            observer.lead_changed(queue)
+        # The peer may send as soon as it has the Resume, so the receives are posted before.
         self.resume_number += 1
-        # Move the pending work before calling `on_lead_change`, which replaces the keys of all
-        # regions. The region of a work request can be found only by its key for the previous lead.
-        self.rails.messages.switch_lead(queue, self.resume_number)
-        self.on_lead_change(rail)
+        self.rails.messages.send_resume(self.resume_number)
         # The peer may have chosen this rail first, so that its Resume is already here.
         if self.peer_resume and self.peer_resume[0] == rail.number and not queue.failed:
             self._apply(_E.RESUMED)

@@ -32,6 +32,7 @@ from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._core.region import granter
 from .._datapath.controls import Controls
+from .._datapath.rail import SendQueue
 from .._datapath.session import Session
 from .._event_loop import shutdown
 from .._event_loop.affinity import LoopAffinity
@@ -55,7 +56,7 @@ from .failover import Failover, rail_observers
 from .handshake_parts import HandshakeParts, Inspection
 from .keep_alive import KeepAlive, start_keep_alive
 from .memory import Memory
-from .rails import AnsweringRails, OfferingRails, Rail, Rails
+from .rails import AnsweringRails, OfferingRails, Rails
 from .sharing import Sharing
 
 logger = logging.getLogger("aiordma.connection")
@@ -204,16 +205,14 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         # connection that the user drops can be finalized (`__del__`).
         self._owner = ConnectionOwner(self)
         driver = endpoint.driver
-        self._queue = endpoint.make_queue(self._owner)
-        self._owner.qp_num = self._queue.qp.qp_num
+        queue = endpoint.make_queue(self._owner)
+        self._owner.qp_num = queue.qp.qp_num
         self._memory = Memory(driver, self._owner.error_for)
-        self._messages = Session(
-            queue=self._queue, memory=self._memory, config=config, owner=self._owner
-        )
+        self._messages = Session(queue=queue, memory=self._memory, config=config, owner=self._owner)
         self._messages.awaiting_auth = endpoint.security.auth is not None
         if endpoint.security.encrypt:
             self._messages.outbox.sealing = self._handshake.new_sealing()
-        self._queue.frame_handler = self._messages
+        queue.frame_handler = self._messages
         self._sharing = Sharing(driver, config, self._messages, self._owner)
         self._loop_shutdown.add(self)
 
@@ -260,7 +259,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._rails = side(
                 self._owner,
                 self._messages,
-                rail_observers(self._messages, self._sharing.regions),
+                rail_observers(self._messages, self._memory, self._sharing),
                 self._sharing.clock.now,
                 config,
                 security,
@@ -268,11 +267,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 link.peer_address,
                 self._loop.call_later,
             )
-            self._messages.failover = Failover(
-                self._rails,
-                shutdown.weak_method(self._on_lead_change),
-                shutdown.weak_method(self._end),
-            )
+            self._messages.failover = Failover(self._rails, shutdown.weak_method(self._end))
         listener_inspects = peer.inspects if client else security.inspects
         if listener_inspects:
             self._handshake.inspection = Inspection(client=client)
@@ -285,6 +280,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             own_granter = peer_granter = 0
         self._sharing.regions.begin(own_granter, peer_granter)
         self._keep_alive = start_keep_alive(self._queue, self._endpoint.driver.timers, config)
+        if self._rails is not None:
+            self._rails.lead_rail.keep_alive = self._keep_alive
         already_proved = self._handshake.proof is not None  # on the socket of the TCP bootstrap
         if security.auth is None or already_proved:
             self._messages.awaiting_auth = False
@@ -332,6 +329,11 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     def _check_end(self) -> None:
         if self._close_cause is not None:
             raise self._owner.error_for(self._close_cause)
+
+    @property
+    def _queue(self) -> SendQueue:
+        """The send queue of the lead."""
+        return self._messages.lead
 
     @property
     def _is_ending(self) -> bool:
@@ -453,15 +455,6 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             if abandons_link:
                 self._link = NoLink(link.local_address, link.peer_address)
                 link.release()
-
-    def _on_lead_change(self, rail: Rail) -> None:
-        """Switch the connection to its new lead."""
-        assert rail.queue is not None
-        assert rail.endpoint is not None
-        self._queue = rail.queue
-        self._sharing.on_lead_change(rail.queue)
-        if self._keep_alive is not None:
-            self._keep_alive.stop()  # the new lead has its own timer
 
     def _end(self, error: BaseException) -> None:
         """End the connection with `error`, unless it has already ended.

@@ -6,8 +6,10 @@ import asyncio
 import errno
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TYPE_CHECKING, cast
 
 from .. import verbs
+from .._datapath.work_queue import RailObserver
 from .._event_loop.driver import Driver
 from .._event_loop.futures import settle
 from .._memory.block_source import OrderedBlockSource
@@ -16,6 +18,9 @@ from ..dmabuf import DmabufRegion
 from ..errors import VerbsError
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool, OwnMemory, Region, Registration
 from ..verbs._memory.buffers import AnyMemory, bytes_of, keeper_of
+
+if TYPE_CHECKING:
+    from .._datapath.rail import SendQueue
 
 # Unregistered memory up to this size is copied through the pool, and larger memory is registered
 # for one operation. Copying 64 KiB takes a few microseconds, while registering memory on a card
@@ -27,7 +32,7 @@ class PoolChanged(Exception):
     """Raised in tasks waiting for memory when the connection changes pools. They must retry."""
 
 
-class Memory:
+class Memory(RailObserver):
     """One connection's access to pool memory and to registrations of user memory."""
 
     staging_limit = STAGING_LIMIT
@@ -119,12 +124,13 @@ class Memory:
         self._sources.append(source)
         return source
 
-    def move(self, driver: Driver) -> None:
+    def lead_changed(self, lead: SendQueue) -> None:
         """Switch to the memory pool and registrations of the new lead's driver.
 
-        This takes a reference to `driver`, which `close` releases. Blocks from its pool may still
+        This takes a reference to the driver, which `close` releases. Blocks from its pool may still
         be in use after another rail becomes the lead.
         """
+        driver = cast("Driver", lead.driver)
         driver.hold()
         self._drivers.append(driver)
         self._use(driver)

@@ -218,8 +218,8 @@ class Regions(RailObserver):
             if region._keys is not None:
                 region._keys.pop(rail.number, None)
 
-    def switch_lead(self, lead: SendQueue) -> None:
-        """Make a working rail the lead, and switch all regions to their keys for this rail."""
+    def lead_changed(self, lead: SendQueue) -> None:
+        """Switch all regions to their keys for the new lead."""
         old_lead, self.lead_queue, self.pool = self.lead_queue, lead, self.rails.pop(lead)
         for share in list(self.shares.values()):
             share._remove_rail(old_lead)  # needed if the share was created after the rail broke

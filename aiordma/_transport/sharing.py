@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
+from .._datapath.work_queue import RailObserver
 from .._event_loop.futures import settle
 from .._event_loop.wait_queue import WaitQueue
 from .._native import fork
@@ -93,7 +94,7 @@ class Request(NamedTuple):
     message: protocol.Message
 
 
-class Sharing:
+class Sharing(RailObserver):
     """The memory that the two sides of a connection share with each other."""
 
     def __init__(self, driver: Driver, config: Config, messages: Session, owner: Owner) -> None:
@@ -173,9 +174,8 @@ class Sharing:
         share._restart_lease(lease)  # again, now that the peer's device has the token
         return share
 
-    def on_lead_change(self, lead: SendQueue) -> None:
-        """Switch all regions to a new lead, and wake the tasks waiting in `wait_lead_change`."""
-        self.regions.switch_lead(lead)
+    def lead_changed(self, lead: SendQueue) -> None:
+        """Wake the tasks waiting in `wait_lead_change`."""
         self._lead_change_waiters.wake_all()
 
     async def wait_lead_change(self) -> None:

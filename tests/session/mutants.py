@@ -117,12 +117,12 @@ MUTANTS = {
     ),
     "Resume says one frame too few": (
         "_datapath/session.pyx",
-        "self.controls.resume(rail, number, outbox.journal.received,",
-        "self.controls.resume(rail, number, max(outbox.journal.received, 1) - 1,",
+        "self.controls.resume(outbox.lead_rail, number, outbox.journal.received,",
+        "self.controls.resume(outbox.lead_rail, number, max(outbox.journal.received, 1) - 1,",
     ),
     "new work goes before what the old lead had": (
         "_datapath/outbox.pyx",
-        "        rail.backlog.held = True\n",
+        "        lead.backlog.held = True\n",
         "",
     ),
     "work overtakes a striped write": (

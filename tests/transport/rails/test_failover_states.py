@@ -36,8 +36,8 @@ class Scene:
     """A failover with mock rails that record the calls they receive."""
 
     def __init__(self, state: FailoverState) -> None:
-        self.rails, self.lost = Mock(config=Config()), Mock()
-        self.failover = Failover(self.rails, Mock(), self.lost)
+        self.rails, self.lost = Mock(config=Config(), observers=[Mock()]), Mock()
+        self.failover = Failover(self.rails, self.lost)
         self.failover.broken_queue = Mock(error=CAUSE)
         self.failover.peer_resume = (1, 7)
         self.failover.state = state
@@ -51,7 +51,7 @@ class Scene:
         """The names of the steps taken."""
         effects = {
             "stop": self.rails.stop_lead,
-            "resume": self.rails.messages.switch_lead,
+            "resume": self.rails.messages.send_resume,
             "retransmit": self.rails.messages.resumed,
             "retry": self.rails.owner.broken,
             "give_up": self.lost,
