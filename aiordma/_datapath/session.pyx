@@ -402,7 +402,14 @@ cdef class Session(FrameHandler):
 
     @property
     def lead(self) -> SendQueue:
+        """The lead, or the broken one until there is a new one."""
         return self.outbox.lead_rail
+
+    @property
+    def rails_up(self) -> list[SendQueue]:
+        """The rails that are up: the lead, and then the others in the order in which they came up.
+        """
+        return [lane.rail for lane in self.outbox.stripes.lanes]
 
     cdef bint begin_failover(
         self, WorkQueues rail, bint to_other_device=TO_ANY_DEVICE

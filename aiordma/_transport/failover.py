@@ -155,8 +155,8 @@ class Failover:
         # If the peer has not chosen a rail yet, choose the rail that came up first. A rail whose
         # RailReady was lost with the lead is up on one side only. If it were chosen because of its
         # lower number, the two sides would choose different rails.
-        lanes = self.rails.messages.outbox.stripes.lanes
-        up = [rail for lane in lanes for rail in alive if rail.queue is lane.rail]
+        queues = self.rails.messages.rails_up
+        up = [rail for queue in queues for rail in alive if rail.queue is queue]
         if candidates := resumed + up:
             self._apply(_E.CHOSEN, candidates[0])
         else:

@@ -9,7 +9,7 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from .._core.fields import Keys
@@ -20,10 +20,12 @@ from ..errors import LeaseEndedError, QuotaError, RDMAError, cause_text
 from ..mr_pool import MemoryPool
 from .lease_thread import lease_seconds
 from .remote_memory import RemoteRegion
+from .share_keys import pool_of
 from .shares import Loan, Share
 
 if TYPE_CHECKING:
     from .._datapath.rail import SendQueue
+    from .._datapath.session import Session
 
 MAX_ENDED = 4096
 """The maximum length of `Regions._ended_runs`, which has two entries per run of consecutive ids.
@@ -33,12 +35,12 @@ A peer that follows the protocol never causes more runs than it has active regio
 
 
 class Regions(RailObserver):
-    """The regions that each side shares with the other, and the rails that can access them."""
+    """The regions that each side shares with the other, and their keys for each rail."""
 
-    def __init__(self, pool: MemoryPool, config: Config, lead: SendQueue) -> None:
-        self.pool: MemoryPool = pool  # pool of the lead's device
-        self.lead_queue: SendQueue = lead
-        self.rails: dict[SendQueue, MemoryPool] = {}  # rails that are up, other than the lead
+    def __init__(self, config: Config, messages: Session) -> None:
+        self.lead_queue: SendQueue = messages.lead
+        """The lead whose keys the regions use."""
+        self._messages = messages
         self._config = config
         self._own_granter = self._peer_granter = 0
         self._ended_runs: list[int] = []
@@ -53,6 +55,16 @@ class Regions(RailObserver):
         """Set the upper bits of region ids: `granter` for this side and `peer` for the peer."""
         self._own_granter, self._peer_granter = granter, peer
         self._ids = itertools.count(granter << NUMBER_BITS)
+
+    @property
+    def rails(self) -> list[SendQueue]:
+        """The rails that are up, including the lead."""
+        return self._messages.rails_up
+
+    @property
+    def pool(self) -> MemoryPool:
+        """The memory pool of the lead's device."""
+        return pool_of(self.lead_queue)
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -182,14 +194,14 @@ class Regions(RailObserver):
 
         A key for the lead rail makes the region usable.
         """
-        region, lead = self.remote_regions.get(region_id), self.lead_queue.number
-        known_rails = (lead, *(other.number for other in self.rails))
+        region = self.remote_regions.get(region_id)
+        is_up = any(rail == queue.number for queue in self.rails)
         # `_keys` is None if the program opened the region from a token (`track`).
-        if rail not in known_rails or region is None or region._keys is None:
+        if not is_up or region is None or region._keys is None:
             return
         region._keys[rail] = rkey
-        if rail == lead:
-            region._switch_lead(lead)
+        if rail == self.lead_queue.number:
+            region._switch_lead(rail)
             self._deliver(region_id)
 
     def on_region_end(self, region_id: int) -> None:
@@ -203,15 +215,13 @@ class Regions(RailObserver):
     # ---- rails ---------------------------------------------------------------------------
 
     def rail_up(self, rail: SendQueue) -> None:
-        """Add a rail, and create its keys for all shares that have been announced to the peer."""
-        self.rails[rail] = cast("MemoryPool", rail.driver.pool)
+        """Create the rail's keys for all shares that have been announced to the peer."""
         for share in list(self.shares.values()):
             if share.peer_knows_region:
                 share._create_rail_keys()
 
     def rail_removed(self, rail: SendQueue) -> None:
-        """Remove a rail, and drop its keys for the regions of both sides."""
-        self.rails.pop(rail, None)
+        """Drop the rail's keys for the regions of both sides."""
         for share in list(self.shares.values()):
             share._remove_rail(rail)
         for region in list(self.remote_regions.values()):
@@ -220,11 +230,11 @@ class Regions(RailObserver):
 
     def lead_changed(self, lead: SendQueue) -> None:
         """Switch all regions to their keys for the new lead."""
-        old_lead, self.lead_queue, self.pool = self.lead_queue, lead, self.rails.pop(lead)
+        old_lead, self.lead_queue = self.lead_queue, lead
         for share in list(self.shares.values()):
             share._remove_rail(old_lead)  # needed if the share was created after the rail broke
             try:
-                share._switch_lead(lead, self.pool)
+                share._switch_lead(lead)
             except (RDMAError, OSError, MemoryError) as error:
                 device, why = lead.qp.context.name, cause_text(error)
                 # The failover to the next lead rail switches the remaining shares.

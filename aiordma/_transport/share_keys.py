@@ -237,8 +237,14 @@ class Invalidation(KeyRequest, WorkRequest):
         self.key = key
 
 
-def make_key(pool: MemoryPool, queue: SendQueue, memory: LocalMemory, rights: Rights) -> ShareKey:
-    """Create a key for local memory, using a window if possible."""
+def pool_of(queue: SendQueue) -> MemoryPool:
+    """Return the memory pool of a rail's device."""
+    return cast("MemoryPool", queue.driver.pool)
+
+
+def make_key(queue: SendQueue, memory: LocalMemory, rights: Rights) -> ShareKey:
+    """Create a key for local memory on one rail, using a window if possible."""
+    pool = pool_of(queue)
     flags = access_flags(rights)
     mr: verbs.MemoryRegion | None = getattr(memory.root.pinned, "region", None)  # None: a dma-buf
     if pool.has_windows and mr is not None and len(memory):

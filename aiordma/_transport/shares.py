@@ -16,7 +16,7 @@ from .._core.finalizers import finalizer
 from .._core.region import RegionToken, Rights
 from .._datapath.rail import SendQueue
 from ..errors import BufferStateError, OutcomeUnknownError, RDMAError
-from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
+from ..mr_pool import Block, Buffer, LocalMemory
 from . import lease_thread, share_keys
 from .lease_thread import Deadline, lease_seconds, milliseconds
 
@@ -41,7 +41,7 @@ class Share:
         self._sharing, self._clock = sharing, sharing.clock
         self._memory = memory
         regions = sharing.regions
-        key = share_keys.make_key(regions.pool, regions.lead_queue, memory, rights)
+        key = share_keys.make_key(regions.lead_queue, memory, rights)
         self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead_queue: key}
         self._lost_key: share_keys.ShareKey | None = None
         """The last key, closed with its rail. None while any rail has a key."""
@@ -112,30 +112,30 @@ class Share:
         assert first is not None
         return first
 
-    def _add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
+    def _add_rail(self, rail: SendQueue) -> None:
         """Create a key for a rail. Raises an exception if the device cannot use the memory."""
         if rail in self._keys:
             return
-        key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
+        key = self._keys[rail] = share_keys.make_key(rail, self._memory, self.rights)
         if self._lease_has_expired():
             key.close()  # the lease thread may have missed the new key
         elif self.peer_knows_region:
             key.on_ready(partial(self._announce_key, rail))
 
     def _create_rail_keys(self) -> None:
-        """Create a key for each rail except the lead. If this fails, `_switch_lead` tries again."""
-        for rail, pool in self._sharing.regions.rails.items():
+        """Create the missing keys for all rails. If this fails, `_switch_lead` tries again."""
+        for rail in self._sharing.regions.rails:
             with suppress(RDMAError, OSError, MemoryError):
-                self._add_rail(rail, pool)
+                self._add_rail(rail)
 
-    def _switch_lead(self, lead: SendQueue, pool: MemoryPool) -> None:
+    def _switch_lead(self, lead: SendQueue) -> None:
         """Switch to the key for a new lead rail, and create it if necessary.
 
         Raises an exception if the rail's device cannot use the memory.
         """
         if self._ended:
             return
-        self._add_rail(lead, pool)
+        self._add_rail(lead)
         lost_key, self._lost_key, key = self._lost_key, None, self._keys[lead]
         if lost_key is None or self.peer_knows_region:
             self.token = replace(self.token, rkey=key.rkey)

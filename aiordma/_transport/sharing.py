@@ -101,7 +101,7 @@ class Sharing(RailObserver):
         self.owner = owner
         """The connection object, which also owns the regions that the peer shares."""
         self.clock: Clock = driver.clock
-        self.regions: Regions = Regions(driver.pool, config, messages.lead)
+        self.regions: Regions = Regions(config, messages)
         self._config = config
         self._controls = messages.controls
         self._waiter_error = owner.error_for

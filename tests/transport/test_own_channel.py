@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
@@ -252,7 +253,7 @@ async def test_open_region_raises_lease_ended_error_for_expired_tokens(
 
 def test_expired_region_ids_are_remembered_up_to_a_limit() -> None:
     """The limit bounds the memory per peer. The latest ids are kept, whatever their order."""
-    regions = Regions(*[cast("Any", None)] * 3)
+    regions = Regions(cast("Any", None), mock.Mock())
     regions.begin(1, 2)
     first, chance = 2 << NUMBER_BITS, random.Random(7)
 

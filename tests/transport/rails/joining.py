@@ -105,8 +105,8 @@ def further(conn: Connection) -> Rail:
 def next_lead(conn: Connection) -> Rail:
     """Return the first rail to come up after the lead, which becomes the next lead."""
     assert conn._rails
-    lane = conn._messages.outbox.stripes.lanes[1]
-    return next(it for it in conn._rails.rails if it.queue is lane.rail)
+    queue = conn._messages.rails_up[1]
+    return next(it for it in conn._rails.rails if it.queue is queue)
 
 
 def shown(conn: Connection) -> list[tuple[str, str]]:

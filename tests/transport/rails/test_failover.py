@@ -39,7 +39,7 @@ from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.rails import AnsweringRails, OfferingRails, Rail, Rails
 from aiordma._transport.shares import Share
 from aiordma.errors import QuotaError, host_port, work_completion_error
-from aiordma.mr_pool import Block, MemoryPool, OwnMemory
+from aiordma.mr_pool import Block, OwnMemory
 from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain, WCStatus
 from aiordma.verbs._memory import memory_region
 from aiordma.verbs._memory.memory_region import in_domain
@@ -630,10 +630,10 @@ async def test_shared_memory_fails_over_only_to_rails_that_can_register_it(
     """
     make_key = share_keys.make_key
 
-    def fail(pool: MemoryPool, queue: SendQueue, *args: Any) -> share_keys.ShareKey:
+    def fail(queue: SendQueue, *args: Any) -> share_keys.ShareKey:
         if queue.number == 1:
             raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
-        return make_key(pool, queue, *args)
+        return make_key(queue, *args)
 
     monkeypatch.setattr(share_keys, "make_key", fail)
     async with joined("tcp", devices, devices) as conns:

@@ -235,7 +235,7 @@ async def test_key_created_after_lease_expiry_is_closed() -> None:
         (share,) = server._sharing.regions.shares.values()
         share._expire()
         share._keys.pop(second(server)).close()
-        share._add_rail(second(server), server._sharing.regions.rails[second(server)])
+        share._add_rail(second(server))
         assert all(key.closed for key in share._keys.values())
 
 
