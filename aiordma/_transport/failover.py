@@ -1,13 +1,19 @@
 """The failover of a connection: if the lead breaks, another rail becomes the lead.
 
-The steps are::
+A failover takes these steps:
 
-    stop        stop and destroy the queue pair; no more frames arrive on it
-    resume      move the receives to the next lead, and then send this side's Resume, which reports
-                the number of frames handled
-    retransmit  retransmit the frames that are missing according to the peer's Resume on the lead
-    follow      give up the lead because the peer has left it
-    leave       give up the lead because the peer is silent
+1. `SendQueue.rail_broke` (rail.pyx) suspends the lead, if another rail can take over, and keeps its
+   work. It calls `Owner.broken`.
+2. The loop's next iteration calls `ConnectionLifecycle._fail_over` (lifecycle.py). It closes a link
+   that belongs to the first rail, and calls `Failover.fail_over`.
+3. `_stop` calls `Rails.stop_lead` (rails.py). It moves the queue pair to ERR, tells all observers
+   that the rail is removed, and destroys the queue pair. No more frames arrive on it.
+4. `_resume` tells all observers about the next lead, and then sends this side's Resume, which
+   reports the number of frames handled.
+5. `_retransmit` retransmits the frames that are missing according to the peer's Resume on the lead.
+
+`_follow` gives up the lead because the peer has left it, and `_leave` because the peer is silent.
+`TRANSITIONS` defines when each step is taken, and `rail_observers` lists the observers.
 
 The next lead is the rail over which the peer's latest Resume has arrived, or else the rail that
 came up first. If a side has neither, it waits for the peer's Resume for as long as packets are
@@ -68,14 +74,12 @@ LIMITED = (_S.WAITING, _S.MOVED)
 
 
 def rail_observers(messages: Session, memory: Memory, sharing: Sharing) -> tuple[RailObserver, ...]:
-    """Return the parts of a connection that follow its rails, in the order of their calls.
-
-    The work of a broken lead moves first. The other parts may post work, which must follow it. A
-    work request refers to a region by its key for the old lead, which `Regions` then replaces.
-    """
+    """Return the parts of a connection that follow its rails, in the order of their calls."""
     return (
+        # First, because the work that moves must be posted before the work of the other parts. It
+        # also refers to regions by their keys for the old lead, which `Regions` replaces.
         messages.outbox,
-        messages.outbox.stripes,
+        messages.outbox.stripes,  # before the parts that use `Session.rails_up`
         messages.outbox.offers,
         messages.controls,
         memory,

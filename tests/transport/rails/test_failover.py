@@ -617,6 +617,18 @@ async def test_open_batch_completes_after_failover() -> None:
         assert again == b"onetwo"
 
 
+@by_tcp
+@one_loop
+async def test_keep_alive_stops_with_the_broken_lead() -> None:
+    async with joined("tcp", config=replace(SMALL, keep_alive=1000.0)) as conns:
+        await until_rails(conns)
+        cut(conns[0])
+        await until_moved(*conns)
+        for conn in conns:
+            assert conn._keep_alive is not None
+            assert conn._keep_alive._timer.cancelled()
+
+
 @pytest.mark.parametrize("devices", [TWO, THREE], ids=["two", "three"])
 @pytest.mark.parametrize("iterations", range(5))
 @by_tcp

@@ -229,6 +229,15 @@ async def test_pending_key_of_expired_lease_closes_when_a_rail_is_removed(
         assert not server._sharing.shared
 
 
+async def test_removing_a_rail_discards_its_keys_for_the_regions_of_the_peer() -> None:
+    """A peer that keeps adding rails could otherwise exhaust the memory."""
+    async with sharing(MB) as (client, server, _, remote):
+        assert list(remote._keys or ()) == [second(client).number]
+        second(client).rail_broke(CUT)
+        await until_rails((client, server), ["lead", "down"])
+        assert remote._keys == {}
+
+
 async def test_key_created_after_lease_expiry_is_closed() -> None:
     """The lease thread cannot close this key, because it did not exist when the lease ended."""
     async with sharing(MB) as (_, server, _, _):
