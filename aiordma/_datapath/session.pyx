@@ -407,8 +407,7 @@ cdef class Session(FrameHandler):
 
     @property
     def rails_up(self) -> list[SendQueue]:
-        """The rails that are up: the lead, and then the others in the order in which they came up.
-        """
+        """The rails that are up: the lead, then the others in the order in which they came up."""
         return [lane.rail for lane in self.outbox.stripes.lanes]
 
     cdef bint begin_failover(

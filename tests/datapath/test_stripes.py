@@ -137,6 +137,15 @@ def test_short_operations_use_only_the_lead_rail(size: int, count: int) -> None:
     assert select_lanes([1, 2, 3], size) == [1, 2, 3][:count]
 
 
+def test_short_operation_uses_the_new_lead_after_a_change_of_the_lead() -> None:
+    net = Net(MB, MB, MB)
+    net.stripes.lead_changed(net.rails[2])
+    operation = net.begin(KB)
+    assert [len(rail.chunks) for rail in net.rails] == [0, 0, 1]
+    net.run()
+    assert operation.is_done
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [MB, 16 * MB, 64 * MB, 1000 * MB + 1])
 def test_equally_fast_rails_get_equal_shares(count: int, size: int) -> None:
