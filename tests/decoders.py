@@ -38,7 +38,8 @@ from aiordma._trace.requests import requests
 from aiordma._trace.runs import offsets, parse_runs
 from aiordma._transport import encryption
 from aiordma._transport.auth import NO_SECURITY
-from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, read_message
+from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, exchange
+from aiordma._transport.handshake import Action, Handshake
 from aiordma._transport.tcp_link import REFUSED, accepted_link
 from aiordma.cli.options import parse_sizes
 from aiordma.cm.address import to_storage
@@ -107,8 +108,10 @@ def offer(data: bytes) -> object:
             link = await accepted_link(ours, NO_SECURITY)
             theirs.sendall(data)
             theirs.shutdown(socket.SHUT_WR)
+            handshake = Handshake("tcp", NO_SECURITY, client=False)
             try:
-                return await read_message(link)
+                await exchange(link, handshake, until=Action.CREATE)
+                return handshake.remote, handshake.peer
             finally:
                 link.release()
 

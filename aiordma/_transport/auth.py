@@ -5,14 +5,12 @@ They are the key, encryption, TLS for the TCP bootstrap, and whether messages or
 
 from __future__ import annotations
 
-import asyncio
 import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .._core import protocol
 from .._core.handshake import Hello
 from ..config import Encrypt
 from ..errors import AuthenticationError, ProtocolError, host_port
@@ -27,7 +25,6 @@ NOT_THE_SAME_KEY = "the peer reports that it has a different key"
 if TYPE_CHECKING:
     from .._core.admission import TicketValidator
     from ..cm.address import Address
-    from .encryption import KeyExchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,101 +117,20 @@ _ENCRYPTION_TEXTS = {
 NO_SECURITY = Security()
 
 
-def new_ticket(key: bytes, challenge: bytes, offer: bytes) -> bytes:
+def new_ticket(
+    key: bytes, challenge: bytes, offer: bytes, random: Callable[[int], bytes] = os.urandom
+) -> bytes:
     """Return a client's ticket for `offer`. Raises ProtocolError if the challenge is invalid."""
     from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
 
     unpacked = admission.Challenge.unpack(challenge)
-    return admission.ticket(key, unpacked, offer, os.urandom(admission.SALT_SIZE))
+    return admission.ticket(key, unpacked, offer, random(admission.SALT_SIZE))
 
 
-def new_ticket_validator(key: bytes) -> TicketValidator:
+def new_ticket_validator(
+    key: bytes, random: Callable[[int], bytes] = os.urandom
+) -> TicketValidator:
     """Create the challenge and ticket validator of a listener or of a single TCP socket."""
     from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
 
-    return admission.TicketValidator(key, os.urandom)
-
-
-class KeyProof:
-    """One side of the exchange in which both sides prove that they have the pre-shared key.
-
-    `send` sends a control message. `done` completes when the peer has proved that it has the key.
-    Until then, the peer may not send any other messages. With an `exchange`, the public keys of
-    both sides serve as nonces. Call `bind` before `handle_control`. A client may call `begin`
-    before `bind`, when it does not know the peer's queue pair yet.
-    """
-
-    def __init__(
-        self,
-        key: bytes,
-        send: Callable[[protocol.Message], None],
-        *,
-        client: bool,
-        exchange: KeyExchange | None = None,
-    ) -> None:
-        from .._core import authentication  # noqa: PLC0415 - it loads OpenSSL
-
-        self._authentication = authentication
-        self._key = key
-        self._transcript = b""
-        self._send = send
-        self._client = client
-        self._exchange = exchange
-        # The proofs cover both nonces, so public keys that serve as nonces are authenticated too.
-        self._nonce = os.urandom(authentication.NONCE_SIZE) if exchange is None else exchange.public
-        self._peer_nonce: bytes | None = None
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def bind(self, hellos: tuple[Hello, Hello], qp_nums: tuple[int, int]) -> None:
-        """Bind the proof to the connection.
-
-        In both `hellos` and `qp_nums`, this side's value comes first.
-        """
-        client, server = (0, 1) if self._client else (1, 0)
-        self._transcript = self._authentication.transcript(
-            hellos[client], hellos[server], qp_nums[client], qp_nums[server]
-        )
-
-    def begin(self) -> None:
-        if self._client:
-            self._send(protocol.AuthHello(0, self._nonce))
-
-    def _proof(self, role: str) -> bytes:
-        assert self._peer_nonce is not None
-        nonces = self._nonce, self._peer_nonce
-        client, server = nonces if self._client else reversed(nonces)
-        return self._authentication.proof(self._key, role, client, server, self._transcript)
-
-    def _set_peer_nonce(self, nonce: bytes) -> None:
-        self._peer_nonce = nonce
-        if self._exchange is not None:
-            self._exchange.agree(self._key, nonce, self._transcript, client=self._client)
-
-    def _check_proof(self, role: str, proof: bytes) -> None:
-        if not self._authentication.is_valid_proof(self._proof(role), proof):
-            raise AuthenticationError("the peer does not have the key given as auth=")
-
-    def handle_control(self, message: protocol.Message) -> None:
-        """Process a message from the peer.
-
-        Raises:
-            AuthenticationError: If the proof is wrong.
-            ProtocolError: If the message is not valid at this point.
-        """
-        match message:
-            case protocol.AuthHello() if not self._client and self._peer_nonce is None:
-                self._set_peer_nonce(message.nonce)
-                self._send(protocol.AuthAnswer(0, self._nonce, self._proof("server")))
-            case protocol.AuthAnswer() if self._client and not self.done.done():
-                self._set_peer_nonce(message.nonce)
-                self._check_proof("server", message.proof)
-                self._send(protocol.AuthProof(0, self._proof("client")))
-                if not self.done.done():  # sending may have ended the connection
-                    self.done.set_result(None)
-            case protocol.AuthProof() if (
-                not self._client and self._peer_nonce is not None and not self.done.done()
-            ):
-                self._check_proof("client", message.proof)
-                self.done.set_result(None)
-            case _:
-                raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")
+    return admission.TicketValidator(key, random)

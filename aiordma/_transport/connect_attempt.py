@@ -8,18 +8,16 @@ from functools import cached_property
 from typing import Generic, Self, TypeVar
 
 from .. import verbs
-from .._core import protocol
-from .._core.handshake import Hello
 from .._event_loop.shutdown import weak_method
 from .._native.calls import shortage_hint
 from ..cm.address import Address
 from ..config import Config
-from ..errors import ON_LOOPBACK, AuthenticationError, UnreachableError, host_port
-from .auth import NOT_THE_SAME_KEY, KeyProof, Security
+from ..errors import ON_LOOPBACK, UnreachableError, host_port
+from .auth import Security
 from .connection import Connection
-from .endpoint import RailEndpoint, make_hello, max_rails
+from .endpoint import AddressedEndpoint, RailEndpoint, make_hello, max_rails
+from .handshake import Action, Handshake
 from .lifecycle import ControlChannel, Link, NoLink
-from .tcp_link import TCPLink
 
 E = TypeVar("E", bound=RailEndpoint)
 
@@ -56,19 +54,23 @@ class ConnectAttempt(Generic[E]):
 
     def __init__(self, link: Link | None = None) -> None:
         self.link: Link = link or NoLink()
+        self.handshake: Handshake
         self._endpoint: E | None = None
         self._connection: Connection | None = None
 
-    def take_over(self, endpoint: E, *, in_band: bool = False, rails: bool = False) -> E:
-        """Take ownership of the endpoint, and create this side's hello.
+    def take_over(
+        self, endpoint: E, handshake: Handshake, *, in_band: bool = False, rails: bool = False
+    ) -> None:
+        """Take ownership of the endpoint, and create this side's hello for the handshake.
 
         Args:
             endpoint: The endpoint of the connection's first queue pair.
+            handshake: The handshake, whose next step is CREATE.
             in_band: Whether this side accepts further connections in-band.
             rails: Whether the connection may have further rails.
         """
-        self._endpoint = endpoint
-        self.hello: Hello = make_hello(
+        self._endpoint, self.handshake = endpoint, handshake
+        hello = make_hello(
             endpoint.config,
             endpoint.security,
             in_band=in_band,
@@ -76,7 +78,8 @@ class ConnectAttempt(Generic[E]):
             max_rd_atomic=endpoint.max_rd_atomic,
             max_dest_rd_atomic=endpoint.max_dest_rd_atomic,
         )
-        return endpoint
+        assert endpoint.qp is not None
+        handshake.created(hello, endpoint.packed(hello), endpoint.qp.qp_num)
 
     @property
     def endpoint(self) -> E:
@@ -97,62 +100,51 @@ class ConnectAttempt(Generic[E]):
 
         `on_closed` is called when the connection has ended or the attempt has failed.
         """
-        self._connection = Connection(self.endpoint, self.hello)
+        self._connection = Connection(self.endpoint, self.handshake)
         self._connection._on_closed = on_closed
 
     def post_receives(self) -> None:
         """Post the receives. Call this before the peer may send."""
         self.connection._messages.post_receives()
 
+    def connect(self: ConnectAttempt[AddressedEndpoint], address: Address | None) -> None:
+        """Connect the queue pair to the peer at `address`, and post the receives.
+
+        Raises:
+            ProtocolError: If the peer's endpoint is invalid, or its address is not `address`.
+            RDMAError: If the queue pair cannot be connected.
+        """
+        handshake = self.handshake
+        self.endpoint.connect(
+            handshake.remote, address, peer_authenticated=handshake.peer_authenticated
+        )
+        self.post_receives()
+        handshake.done(Action.CONNECT)
+
+    def connected_by_cm(self) -> None:
+        """Continue after the connection manager has connected the queue pair.
+
+        It has also enabled remote access, but the peer may not have proved the key yet.
+        """
+        if not self.handshake.peer_authenticated:
+            self.endpoint.withhold_rights()
+        self.handshake.done(Action.CONNECT)
+
     @cached_property
     def control_channel(self) -> ControlChannel:
         return ControlChannel(self.connection)
 
-    def begin_proof(self, link: TCPLink, *, client: bool) -> KeyProof:
-        """Start the key proof on the socket. The peer's queue pair may still be unknown."""
-        proof = self.connection._handshake.make_proof(link.send_control, client=client)
-        proof.begin()
-        return proof
-
-    async def finish_proof(
-        self, link: TCPLink, proof: KeyProof, peer: Hello, peer_qp_num: int
-    ) -> None:
-        """Finish the key proof on the socket before the queue pairs are connected.
-
-        Raises:
-            AuthenticationError: If the keys of the two sides differ.
-        """
-        self.connection._handshake.bind_proof(peer, peer_qp_num)
-        try:
-            while not proof.done.done():
-                message = await link.read_control()
-                if isinstance(message, protocol.Goodbye):
-                    raise AuthenticationError(NOT_THE_SAME_KEY)
-                proof.handle_control(message)
-        except AuthenticationError as error:
-            link.send_control(
-                protocol.Goodbye(0, protocol.GoodbyeCode.NOT_AUTHENTICATED, str(error))
-            )
-            error.__traceback__ = None  # its frames refer to the proof
-            raise
-        finally:
-            del proof  # the frames of its error refer to this frame
-
-    async def start(
-        self, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
-    ) -> Connection:
+    async def start(self, devices: tuple[verbs.Device, ...]) -> Connection:
         """Start the connection, and return it. If a key is used, wait for the key proof first.
 
         The link must be up.
 
         Args:
-            peer: The hello of the peer.
             devices: The devices of the rails, if the connection has several rails.
-            client: Whether this is the connecting side.
         """
         connection = self.connection
         self.link.established(weak_method(connection._on_disconnected))
-        await connection._start(self.link, peer, devices, client=client)
+        await connection._start(self.link, devices)
         return connection
 
     def give_up(self, error: BaseException) -> None:

@@ -42,6 +42,7 @@ from .auth import NOT_THE_SAME_KEY, Security, new_ticket
 from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .endpoint import RailEndpoint, listener_name, make_hello, route_errors
+from .handshake import Handshake, Message
 from .inspection import ConnectionMethod
 from .lifecycle import NoLink
 
@@ -131,7 +132,7 @@ def explained(error: ConnectionManagerError | None) -> RDMAError | None:
 
 
 def parameters(
-    endpoint: RailEndpoint, hello: Hello, peer: Hello | None = None, ticket: bytes = b""
+    endpoint: RailEndpoint, private_data: bytes, peer: Hello | None = None
 ) -> cm.ConnectionParameters:
     """Return the parameters of a request, or of a reply if `peer` is given.
 
@@ -142,7 +143,7 @@ def parameters(
         responder = min(responder, peer.max_rd_atomic)
         initiator = min(initiator, peer.max_dest_rd_atomic)
     return cm.ConnectionParameters(
-        private_data=hello.pack() + ticket,
+        private_data=private_data,
         responder_resources=responder,
         initiator_depth=initiator,
         retry_count=endpoint.config.retry_count,
@@ -221,22 +222,22 @@ async def _request_challenge(link: CMLink, target: Target) -> Never:
 async def _connect(link: CMLink, target: Target, challenge: bytes) -> Connection:
     """Connect, with a ticket for `challenge` if a key is used. Takes ownership of `link`."""
     id, security = link.id, target.security
+    handshake = Handshake("cm", security, client=True, address=target.address)
     with ConnectAttempt[RailEndpoint](link) as attempt:
         attempt.take_over(
-            make_endpoint(id, target.config, security, target.opener), rails=target.rails
+            make_endpoint(id, target.config, security, target.opener), handshake, rails=target.rails
         )
         attempt.create_connection()
         attempt.post_receives()
-        ticket = b""
+        request = handshake.send_bytes()
         if security.auth is not None:
-            ticket = new_ticket(security.auth, challenge, attempt.hello.pack())
-        id.connect(parameters(attempt.endpoint, attempt.hello, ticket=ticket))
+            request += new_ticket(security.auth, challenge, request)
+        id.connect(parameters(attempt.endpoint, request))
         event = await link.expect(cm.EventType.ESTABLISHED)
-        # The connection manager has enabled remote access, but the peer has not proved the key yet.
-        attempt.endpoint.withhold_rights()
-        peer = Hello.unpack(event.private_data)
-        security.check_compatible(peer, target.address)
-        return await attempt.start(peer, target.devices, client=True)
+        handshake.receive(Message.REPLY, event.private_data)
+        attempt.connected_by_cm()
+        handshake.compare()
+        return await attempt.start(target.devices)
 
 
 def check_device(
@@ -307,7 +308,7 @@ class CMRequest(Request):
         self._listener = listener
         self._event = event
         self._id = event.id
-        self._peer: Hello | None = None
+        self._handshake: Handshake | None = None  # set once the request has been parsed
         self._attempt = ConnectAttempt[RailEndpoint]()
 
     def __repr__(self) -> str:
@@ -319,23 +320,24 @@ class CMRequest(Request):
 
     def has_ticket(self, acceptor: Acceptor) -> bool:
         data, tickets = self._event.private_data, acceptor.tickets
-        self._peer = Hello.unpack(data if tickets is None else data[:HELLO_SIZE])
+        self._handshake = handshake = Handshake("cm", acceptor.security, client=False)
+        handshake.receive(Message.OFFER, data if tickets is None else data[:HELLO_SIZE])
         if tickets is None:
             return True
         ticket = data[HELLO_SIZE:][:TICKET_SIZE].ljust(TICKET_SIZE, b"\0")
-        if self._peer.authenticates and tickets.validate(ticket, data[:HELLO_SIZE]):
+        if handshake.peer.authenticates and tickets.validate(ticket, data[:HELLO_SIZE]):
             return True
         hello = make_hello(acceptor.config, acceptor.security)
         self._reject(tickets.challenge.pack() + hello.pack())
         # The peer has this side's hello and fails as well.
-        acceptor.security.check_compatible(self._peer)
+        acceptor.security.check_compatible(handshake.peer)
         self._id.close()
         return False
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        id, peer = self._id, self._peer
-        assert peer is not None
-        attempt = self._attempt
+        id, attempt, handshake = self._id, self._attempt, self._handshake
+        assert handshake is not None
+        peer = handshake.peer
         events = EventDriver.for_library(id.channel.library)
         attempt.link = link = CMLink(events, id)
         id.migrate(events.channel)
@@ -343,16 +345,16 @@ class CMRequest(Request):
         release_place = acceptor.reserve_place()
         attempt.take_over(
             make_endpoint(id, acceptor.config, acceptor.security, listener_name(id.local_address)),
+            handshake,
             rails=acceptor.will_use_rails(peer),
         )
         attempt.create_connection(release_place)
         attempt.post_receives()
-        id.accept(parameters(attempt.endpoint, attempt.hello, peer))
-        # The connection manager has enabled remote access, but the peer has not proved the key yet.
-        attempt.endpoint.withhold_rights()
+        id.accept(parameters(attempt.endpoint, handshake.send_bytes(), peer))
+        attempt.connected_by_cm()
         await link.expect(cm.EventType.ESTABLISHED)
-        acceptor.security.check_compatible(peer)  # the peer has this side's hello and fails as well
-        return await attempt.start(peer, acceptor.devices, client=False)
+        handshake.compare()
+        return await attempt.start(acceptor.devices)
 
     def give_up(self, error: BaseException) -> None:
         if not self._attempt.has_connection:

@@ -33,7 +33,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from .._core import protocol
-from .._core.handshake import Endpoint, Hello
+from .._core.handshake import ENDPOINT_SIZE
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._event_loop.futures import settle
 from .._native import fork
@@ -52,6 +52,7 @@ from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .connection_group import ConnectionGroup, GroupMember
 from .endpoint import AddressedEndpoint, listener_name
+from .handshake import Handshake, Message
 from .inspection import ConnectionMethod
 from .lifecycle import ControlChannel, Link, NoLink
 
@@ -165,14 +166,12 @@ class Initiator:
             and len(self._pending) < protocol.MAX_UNANSWERED
         )
 
-    def request(
-        self, group: ConnectionGroup, endpoint: AddressedEndpoint, hello: Hello
-    ) -> PendingConnect:
+    def request(self, group: ConnectionGroup, offer: bytes) -> PendingConnect:
         """Send a request. Raises FallbackToSocket if it cannot be sent now."""
         request_id = self._channel.controls.new_request_id()
         pending = self._pending[request_id] = PendingConnect(group)
         request = protocol.ConnectRequest(
-            request_id, pending.member.number, endpoint.endpoint.pack(), hello.pack()
+            request_id, pending.member.number, offer[:ENDPOINT_SIZE], offer[ENDPOINT_SIZE:]
         )
         if not self._channel.controls.send_now(request):
             del self._pending[request_id]
@@ -242,29 +241,28 @@ async def connect(target: Target) -> Connection | None:
 async def _connect(group: ConnectionGroup, initiator: Initiator, target: Target) -> Connection:
     """Connect with a request over `initiator`, or raise FallbackToSocket if that is impossible."""
     config, security = target.config, target.security
+    handshake = Handshake("in-band", security, client=True, address=group.peer_address)
     with ConnectAttempt[AddressedEndpoint]() as attempt:
         attempt.take_over(
             AddressedEndpoint(
                 target.devices, config, security, group.local_address, opener=target.opener
             ),
+            handshake,
             rails=target.rails,
         )
-        pending = initiator.request(group, attempt.endpoint, attempt.hello)
+        pending = initiator.request(group, handshake.send_bytes())
         loop = asyncio.get_running_loop()
         timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.on_timeout)
         try:
             attempt.create_connection()  # in parallel with the peer
             reply = await pending.reply
-            remote, peer = Endpoint.unpack(reply.endpoint), Hello.unpack(reply.hello)
-            security.check_compatible(peer, group.peer_address)
-            attempt.endpoint.connect(remote, group.peer_address)
-            attempt.post_receives()
+            handshake.receive(Message.REPLY, reply.endpoint + reply.hello)
+            handshake.compare()
+            attempt.connect(group.peer_address)
             attempt.link = pending.member
-            connection = await attempt.start(peer, target.devices, client=True)
-            if peer.in_band:
+            connection = await attempt.start(target.devices)
+            if handshake.peer.in_band:
                 _enable_requests(pending.member, attempt.control_channel)
-            if security.auth is None:
-                attempt.control_channel.send(protocol.ReadyToUse(0))
             return connection
         except BaseException:
             attempt.link = pending.give_up()
@@ -280,27 +278,15 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, target: Target)
 class Responder:
     """The listener's side of in-band requests over one connection."""
 
-    def __init__(
-        self,
-        channel: ControlChannel,
-        group: ConnectionGroup,
-        acceptor: Acceptor,
-        *,
-        expects_ready_to_use: bool = False,
-    ) -> None:
+    def __init__(self, channel: ControlChannel, group: ConnectionGroup, acceptor: Acceptor) -> None:
         self.channel = channel
         self.group = group
         self._acceptor = acceptor
-        self._expects_ready_to_use = expects_ready_to_use
 
     def handle_control(self, message: protocol.Message) -> bool:
-        match message:
-            case protocol.ConnectRequest():
-                self._on_request(message)
-            case protocol.ReadyToUse() if self._expects_ready_to_use:
-                self._expects_ready_to_use = False
-            case _:
-                return False
+        if not isinstance(message, protocol.ConnectRequest):
+            return False
+        self._on_request(message)
         return True
 
     def end(self) -> None:
@@ -311,7 +297,9 @@ class Responder:
             raise ProtocolError(
                 f"the peer requested connection {request.number}, which already exists"
             )
-        self._acceptor.admit(InbandRequest(self, request), in_band=True)
+        handshake = Handshake("in-band", self._acceptor.security, client=False)
+        handshake.receive(Message.OFFER, request.endpoint + request.hello)
+        self._acceptor.admit(InbandRequest(self, request, handshake), in_band=True)
 
 
 REFUSALS: dict[type[BaseException], protocol.ErrorCode] = {
@@ -326,12 +314,12 @@ class InbandRequest(Request):
 
     via: ConnectionMethod = "in-band"
 
-    def __init__(self, responder: Responder, request: protocol.ConnectRequest) -> None:
-        """Parse the request. Raises ProtocolError if the endpoint or hello is invalid."""
+    def __init__(
+        self, responder: Responder, request: protocol.ConnectRequest, handshake: Handshake
+    ) -> None:
         self._responder = responder
         self._request = request
-        self._remote = Endpoint.unpack(request.endpoint)
-        self._peer = Hello.unpack(request.hello)
+        self._handshake = handshake
         self._replied = False
         self._member = responder.group.add_member(request.number)
         self._attempt = ConnectAttempt[AddressedEndpoint](self._member)
@@ -346,6 +334,7 @@ class InbandRequest(Request):
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
         responder, member, attempt = self._responder, self._member, self._attempt
+        handshake = self._handshake
         config, security = acceptor.config, acceptor.security
         devices, release_place = acceptor.devices, acceptor.reserve_place()
         attempt.take_over(
@@ -356,29 +345,27 @@ class InbandRequest(Request):
                 member.local_address,
                 opener=listener_name(member.local_address),
             ),
+            handshake,
             in_band=True,
-            rails=acceptor.will_use_rails(self._peer),
+            rails=acceptor.will_use_rails(handshake.peer),
         )
         attempt.create_connection(release_place)
         channel = attempt.control_channel
         member.attach(channel)
-        attempt.endpoint.connect(self._remote, member.peer_address)
-        attempt.post_receives()
-        self._reply(attempt.endpoint, attempt.hello)
-        security.check_compatible(self._peer)  # the peer has this side's hello and fails as well
+        attempt.connect(member.peer_address)
+        self._reply(handshake.send_bytes())
+        handshake.compare()
         await wait_first_message(channel, member)
-        # With a key, the first message is part of the key proof, and the peer sends no ReadyToUse.
-        expects_ready_to_use = security.auth is None
-        channel.set_handler(
-            Responder(channel, responder.group, acceptor, expects_ready_to_use=expects_ready_to_use)
-        )
-        return await attempt.start(self._peer, devices, client=False)
+        channel.set_handler(Responder(channel, responder.group, acceptor))
+        return await attempt.start(devices)
 
-    def _reply(self, endpoint: AddressedEndpoint, hello: Hello) -> None:
+    def _reply(self, reply: bytes) -> None:
         if self._responder.channel.ended:
             raise FallbackToSocket("the connection that carried the request has ended")
         self._responder.channel.send(
-            protocol.ConnectReply(self._request.request_id, endpoint.endpoint.pack(), hello.pack())
+            protocol.ConnectReply(
+                self._request.request_id, reply[:ENDPOINT_SIZE], reply[ENDPOINT_SIZE:]
+            )
         )
         self._replied = True
 

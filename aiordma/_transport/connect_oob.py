@@ -6,7 +6,7 @@ from typing import Self
 
 from .. import verbs
 from .._core.async_only import AsyncContext
-from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
+from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE
 from ..cm.address import Address
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError
@@ -16,6 +16,7 @@ from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
 from .endpoint import AddressedEndpoint, max_rails
+from .handshake import Handshake, Message
 
 SIZE = ENDPOINT_SIZE + HELLO_SIZE
 
@@ -41,21 +42,19 @@ class PendingConnection(AsyncContext):
         config: Config,
         security: Security,
     ) -> None:
-        self._security = security
         self._devices = devices
         self._attempt = ConnectAttempt[AddressedEndpoint]()
-        self._peer: Hello | None = None
-        self._client = False
-        self._started = self._closed = False
+        self._accepted = self._started = self._closed = False
         with self._attempt:
             self._attempt.take_over(
                 AddressedEndpoint(
                     devices, config, security, address, opener="an out-of-band connection"
                 ),
+                Handshake("oob", security, client=True),  # until the peer's endpoint is known
                 rails=max_rails(config, devices) > 1,
             )
             self._attempt.create_connection()
-        self.endpoint: bytes = self._attempt.endpoint.packed(self._attempt.hello)
+        self.endpoint: bytes = self._attempt.handshake.send_bytes()
         """The message for the peer: 72 bytes, including a magic number and a version."""
 
     def __repr__(self) -> str:
@@ -64,7 +63,7 @@ class PendingConnection(AsyncContext):
         elif self._started:
             state = "started"
         else:
-            state = "accepted" if self._peer else "new"
+            state = "accepted" if self._accepted else "new"
         return f"<PendingConnection on {self._devices[0].name}, {state}>"
 
     def accept(self, endpoint: bytes | bytearray | memoryview) -> None:
@@ -80,18 +79,21 @@ class PendingConnection(AsyncContext):
         """
         if self._closed:
             raise BufferStateError(f"{self!r} is closed")
-        if self._peer is not None:
+        if self._accepted:
             raise BufferStateError(f"{self!r} has already accepted its peer")
         data = bytes(bytes_of(endpoint))
         if len(data) != SIZE:
             raise ProtocolError(f"invalid endpoint: expected {SIZE} bytes, not {len(data)}")
-        remote = Endpoint.unpack(data[:ENDPOINT_SIZE])
-        peer = Hello.unpack(data[ENDPOINT_SIZE:])
-        self._security.check_compatible(peer)
-        self._attempt.endpoint.connect(remote, None)
-        self._attempt.post_receives()
-        self._client = self.endpoint < data  # exactly one side must act as the client
-        self._peer = peer
+        handshake = self._attempt.handshake
+        handshake.set_role(client=self.endpoint < data)  # exactly one side must be the client
+        try:
+            handshake.receive(Message.OFFER, data)
+            handshake.compare()
+            self._attempt.connect(None)
+        except BaseException:
+            handshake.receive_again(Message.OFFER)
+            raise
+        self._accepted = True
 
     async def start(self) -> Connection:
         """Open the connection. The peer must have accepted this side's endpoint.
@@ -106,16 +108,14 @@ class PendingConnection(AsyncContext):
         """
         if self._closed:
             raise BufferStateError(f"{self!r} is closed")
-        if self._peer is None:
+        if not self._accepted:
             raise BufferStateError(f"{self!r} has not accepted a peer yet")
         if self._started:
             raise BufferStateError(f"start() has already been called on {self!r}")
         self._started = True
         try:
             with self._attempt:
-                connection = await self._attempt.start(
-                    self._peer, self._devices, client=self._client
-                )
+                connection = await self._attempt.start(self._devices)
         except BaseException as error:
             observation.connection_failed(None, error, accepted=False)
             raise

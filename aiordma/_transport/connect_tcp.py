@@ -1,32 +1,19 @@
 """Connections without the connection manager: endpoints are exchanged over a TCP socket.
 
-This is the TCP bootstrap::
+This is the TCP bootstrap. Its messages and their order are defined in handshake.py. The messages
+that prove the key are control messages. Each other message consists of a magic and its contents:
 
-    client -> server   magic, endpoint, hello         the server makes its queue pair
-    server -> client   magic, endpoint, hello         and connects it, then replies
-    client -> server   READY                          the client has connected its own
+- OFFER and REPLY contain an endpoint and a hello, and CHALLENGE contains a challenge and a hello. A
+  challenge has the length of an endpoint. The client therefore reads the same number of bytes from
+  a server with and without a key. The server's hello shows whether it has a key.
+- TICKET contains a ticket. READY is empty.
 
-A server that has too many connections replies with REFUSED and the reason instead.
+A server that does not accept the connection sends REFUSED and the reason instead of its next
+message. All messages have a fixed length, so an unknown peer cannot make this side allocate memory.
+If the magic is wrong, the bootstrap ends.
 
-With a key, the server creates nothing until the client has shown that it has the key, and nothing
-is connected until both sides have proved it. Otherwise a peer could make the embedded device
-connect to any address::
-
-    client -> server   magic, endpoint, hello
-    server -> client   magic, challenge, hello        valid for this socket only (admission.py)
-    client -> server   TICKET, ticket                 the server makes its queue pair
-    server -> client   magic, endpoint, hello
-    both ways          the proof of the key           as control messages (auth.py); the client
-                                                      sends its first one with the ticket
-    client -> server   READY                          the client has connected its queue pair
-    server -> client   READY                          the server has connected its own
-
-A challenge has the length of an endpoint. The client therefore reads the same number of bytes from
-a server with and without a key. The server's hello shows whether it has a key.
-
-All messages have a fixed length, so an unknown peer cannot make this side allocate memory. If the
-magic is wrong, the bootstrap ends. After the bootstrap, the socket stays open. If it closes before
-a goodbye arrives on the connection, the peer has died.
+After the bootstrap, the socket stays open. If it closes before a goodbye arrives on the connection,
+the peer has died.
 """
 
 from __future__ import annotations
@@ -37,9 +24,9 @@ import os
 import socket
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
-from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE, Endpoint, Hello
+from .._core import protocol
+from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE
 from .._event_loop.device_failures import FailureWatch
 from .._event_loop.driver import Watch
 from .._native import fork
@@ -58,16 +45,13 @@ from ..errors import (
 from . import connect_inband
 from .acceptor import Acceptor, ConnectionLimitError, Request, packed_refusal
 from .admission_control import SilentSockets
-from .auth import new_ticket, new_ticket_validator
 from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .connection_group import ConnectionGroup
 from .endpoint import AddressedEndpoint, ForeignAddressError, listener_name, make_hello
+from .handshake import PROOF, Action, Direction, Handshake, Message
 from .inspection import ConnectionMethod
 from .tcp_link import REFUSED, SHORTAGES, TCPLink, accepted_link, address_of, open_link, socket_name
-
-if TYPE_CHECKING:
-    from .._core.admission import TicketValidator
 
 logger = logging.getLogger("aiordma.tcp")
 
@@ -76,6 +60,15 @@ READY = b"ready\x00\x00\x01"
 TICKET = b"ticket\x00\x01"
 MESSAGE_SIZE = len(MAGIC) + ENDPOINT_SIZE + HELLO_SIZE
 
+MAGICS = {
+    Message.OFFER: MAGIC,
+    Message.CHALLENGE: MAGIC,
+    Message.TICKET: TICKET,
+    Message.REPLY: MAGIC,
+    Message.READY: READY,
+}
+SIZES = {MAGIC: MESSAGE_SIZE, TICKET: len(TICKET) + TICKET_SIZE, READY: len(READY)}
+
 # Delay in seconds before a listener tries again after accept() has failed.
 ACCEPT_PAUSE = 0.1
 
@@ -83,14 +76,38 @@ ACCEPT_PAUSE = 0.1
 ACCEPTS = 64
 
 
-async def read_message(link: TCPLink) -> tuple[bytes, Hello]:
-    """Read a bootstrap message. Return its endpoint or challenge (still packed) and its hello."""
-    data = await link.read(MESSAGE_SIZE, MAGIC)
-    return data[:ENDPOINT_SIZE], Hello.unpack(data[ENDPOINT_SIZE:])
+def send(tcp: TCPLink, handshake: Handshake, what: Message) -> None:
+    """Send the next message of the handshake."""
+    message = handshake.send()
+    if isinstance(message, bytes):
+        tcp.write(MAGICS[what] + message)
+    else:
+        tcp.send_control(message)
 
 
-def unpack_offer(data: bytes) -> tuple[Endpoint, Hello]:
-    return Endpoint.unpack(data[:ENDPOINT_SIZE]), Hello.unpack(data[ENDPOINT_SIZE:])
+async def receive(tcp: TCPLink, handshake: Handshake, what: Message) -> None:
+    """Receive the next message of the handshake. Raises the reason if the peer refuses."""
+    if what in PROOF:
+        handshake.receive_control(await tcp.read_control())
+    else:
+        magic = MAGICS[what]
+        handshake.receive(what, await tcp.read(SIZES[magic], magic))
+
+
+async def exchange(tcp: TCPLink, handshake: Handshake, until: Action) -> None:
+    """Exchange messages until `until` is the next step."""
+    try:
+        while (step := handshake.next_step()).what is not until:
+            assert isinstance(step.what, Message)
+            if step.direction is Direction.SEND:
+                send(tcp, handshake, step.what)
+            else:
+                await receive(tcp, handshake, step.what)
+    except AuthenticationError as error:
+        if handshake.proves_key:
+            code = protocol.GoodbyeCode.NOT_AUTHENTICATED
+            tcp.send_control(protocol.Goodbye(0, code, str(error)))
+        raise
 
 
 async def connect(target: Target) -> Connection:
@@ -101,34 +118,24 @@ async def connect(target: Target) -> Connection:
         if connected is not None:
             return connected
     tcp = await open_link(target.address, target.source, security)
+    handshake = Handshake("tcp", security, client=True, address=target.address)
     with ConnectAttempt[AddressedEndpoint](tcp) as attempt:
-        endpoint = attempt.take_over(
+        attempt.take_over(
             AddressedEndpoint(
                 target.devices, config, security, tcp.local_address, opener=target.opener
             ),
+            handshake,
             rails=target.rails,
         )
-        tcp.write(MAGIC + endpoint.packed(attempt.hello))
+        send(tcp, handshake, Message.OFFER)
         attempt.create_connection()  # in parallel with the other side
-        challenge_or_endpoint, peer = await read_message(tcp)
-        security.check_compatible(peer, target.address)
-        if security.auth is not None:
-            offer = endpoint.packed(attempt.hello)
-            tcp.write(TICKET + new_ticket(security.auth, challenge_or_endpoint, offer))
-            proof = attempt.begin_proof(tcp, client=True)
-            challenge_or_endpoint, peer = await read_message(tcp)
-        remote = Endpoint.unpack(challenge_or_endpoint)
-        if security.auth is not None:
-            await attempt.finish_proof(tcp, proof, peer, remote.qp_num)
-        endpoint.connect(remote, tcp.peer_address, peer_authenticated=security.auth is not None)
-        attempt.post_receives()
-        tcp.write(READY)
-        if security.auth is not None:
-            await tcp.read(len(READY), READY)
-        if not (config.in_band and peer.in_band):
-            return await attempt.start(peer, target.devices, client=True)
+        await exchange(tcp, handshake, until=Action.CONNECT)
+        attempt.connect(tcp.peer_address)
+        await exchange(tcp, handshake, until=Action.START)
+        if not (config.in_band and handshake.peer.in_band):
+            return await attempt.start(target.devices)
         attempt.link = member = ConnectionGroup(tcp).add_member(0)
-        connection = await attempt.start(peer, target.devices, client=True)
+        connection = await attempt.start(target.devices)
         connect_inband.add_group(target, member, attempt.control_channel)
         return connection
 
@@ -230,9 +237,8 @@ class TCPRequest(Request):
         self._socket: socket.socket | None = accepted  # None once it belongs to the link
         self._accept_address = address  # may be an IPv4-mapped IPv6 address
         self._address = address_of(address) or address
-        self._tickets: TicketValidator | None = None  # set once the peer has been challenged
-        self._offer = b""  # offer that was read before the link was created
-        self._peer_sent_magic = False  # whether the peer has sent the bootstrap's magic
+        self._handshake: Handshake | None = None  # set once the peer has been challenged
+        self._sent_magic_without_tls = False
         self._tcp: TCPLink | None = None
         self._attempt = ConnectAttempt[AddressedEndpoint]()
 
@@ -258,21 +264,23 @@ class TCPRequest(Request):
             data = self._socket.recv(MESSAGE_SIZE, socket.MSG_PEEK)
             if len(data) < MESSAGE_SIZE or not data.startswith(MAGIC):
                 return None
-            _, peer = unpack_offer(data[len(MAGIC) :])
-            security.check_compatible(peer)
-            self._socket.send(self._new_challenge(acceptor))
-            self._offer = self._socket.recv(MESSAGE_SIZE)[len(MAGIC) :]
+            handshake = self._new_handshake(acceptor)
+            handshake.receive(Message.OFFER, data[len(MAGIC) :])
+            challenge = handshake.send_bytes()
+            handshake.compare()
+            self._socket.send(MAGIC + challenge)
+            self._socket.recv(MESSAGE_SIZE)
         except (RDMAError, OSError):
             return None
+        self._handshake = handshake
         return self._socket, self._accept_address
 
-    def _new_challenge(self, acceptor: Acceptor) -> bytes:
+    @staticmethod
+    def _new_handshake(acceptor: Acceptor) -> Handshake:
         config, security = acceptor.config, acceptor.security
-        assert security.auth is not None
-        self._tickets = new_ticket_validator(security.auth)
         in_band = config.in_band and security.tls is None
         hello = make_hello(config, security, in_band=in_band)
-        return MAGIC + self._tickets.challenge.pack() + hello.pack()
+        return Handshake("tcp", security, client=False, hello=hello)
 
     def _check_tls(self, accepted: socket.socket) -> None:
         """Raise ProtocolError if the peer has begun the bootstrap without TLS.
@@ -280,10 +288,10 @@ class TCPRequest(Request):
         `give_up` then sends the refusal.
         """
         with suppress(OSError):
-            self._peer_sent_magic = accepted.recv(len(MAGIC), socket.MSG_PEEK) == MAGIC
-            if self._peer_sent_magic:
+            self._sent_magic_without_tls = accepted.recv(len(MAGIC), socket.MSG_PEEK) == MAGIC
+            if self._sent_magic_without_tls:
                 accepted.recv(MESSAGE_SIZE)  # with unread bytes, close() would lose the refusal
-        if self._peer_sent_magic:
+        if self._sent_magic_without_tls:
             raise ProtocolError(
                 f"the listener uses TLS for the bootstrap, but the connecting side does not: "
                 f"{TLS_HINT}"
@@ -296,20 +304,12 @@ class TCPRequest(Request):
         accepted, self._socket = self._socket, None
         attempt = self._attempt
         self._tcp = attempt.link = tcp = await accepted_link(accepted, acceptor.security)
-        challenged = bool(self._offer)
-        offer = self._offer or await tcp.read(MESSAGE_SIZE, MAGIC)
-        self._peer_sent_magic = True
-        remote, peer = unpack_offer(offer)
+        if self._handshake is None:
+            self._handshake = self._new_handshake(acceptor)
+        handshake = self._handshake
+        await exchange(tcp, handshake, until=Action.CREATE)
         config, security = acceptor.config, acceptor.security
         in_band = config.in_band and security.tls is None
-        if security.auth is not None:
-            if not challenged:
-                tcp.write(self._new_challenge(acceptor))
-                security.check_compatible(peer)  # the peer compares the hellos too, and also fails
-            assert self._tickets is not None
-            ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
-            if not self._tickets.validate(ticket, offer):
-                raise ProtocolError("the peer's ticket does not match this listener's challenge")
         devices, release_place = acceptor.devices, acceptor.reserve_place()
         attempt.take_over(
             AddressedEndpoint(
@@ -319,31 +319,21 @@ class TCPRequest(Request):
                 tcp.local_address,
                 opener=listener_name(tcp.local_address),
             ),
+            handshake,
             in_band=in_band,
-            rails=acceptor.will_use_rails(peer),
+            rails=acceptor.will_use_rails(handshake.peer),
         )
         attempt.create_connection(release_place)
-        if security.auth is not None:
-            tcp.write(MAGIC + attempt.endpoint.packed(attempt.hello))
-            proof = attempt.begin_proof(tcp, client=False)
-            await attempt.finish_proof(tcp, proof, peer, remote.qp_num)
-            await tcp.read(len(READY), READY)
-            acceptor.on_peer_authenticated()
-            attempt.endpoint.connect(remote, tcp.peer_address, peer_authenticated=True)
-            attempt.post_receives()
-            tcp.write(READY)
-        else:
-            attempt.endpoint.connect(remote, tcp.peer_address)
-            attempt.post_receives()
-            tcp.write(MAGIC + attempt.endpoint.packed(attempt.hello))
-            security.check_compatible(peer)  # the peer compares the hellos too, and also fails
-            await tcp.read(len(READY), READY)
+        await exchange(tcp, handshake, until=Action.CONNECT)
+        acceptor.on_peer_authenticated()
+        attempt.connect(tcp.peer_address)
+        await exchange(tcp, handshake, until=Action.START)
         if in_band:
             group, channel = ConnectionGroup(tcp), attempt.control_channel
             attempt.link = member = group.add_member(0)
             member.attach(channel)
             channel.set_handler(connect_inband.Responder(channel, group, acceptor))
-        return await attempt.start(peer, devices, client=False)
+        return await attempt.start(devices)
 
     def give_up(self, error: BaseException) -> None:
         # A peer that sends the magic and then violates the protocol probably runs another release,
@@ -351,7 +341,10 @@ class TCPRequest(Request):
         # misread a refusal. Once the connection has been created, the key proof itself notifies
         # the peer of a wrong key.
         violation = isinstance(error, ProtocolError | AuthenticationError)
-        explain = violation and self._peer_sent_magic and not self._attempt.has_connection
+        sent_magic = self._sent_magic_without_tls or (
+            self._handshake is not None and self._handshake.heard_from_peer
+        )
+        explain = violation and sent_magic and not self._attempt.has_connection
         reported_errors = (
             BusyError | ConnectionLimitError | ForeignAddressError | RouteError | VerbsError
         )

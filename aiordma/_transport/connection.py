@@ -11,7 +11,6 @@ from .._core import connection_states, protocol
 from .._core.async_only import AsyncContext, AsyncIteration
 from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.finalizers import finalizer
-from .._core.handshake import Hello
 from .._core.snapshot_types import ConnectionState, traffic
 from .._event_loop.shutdown import EXITS, background
 from ..cm.address import Address
@@ -19,6 +18,7 @@ from ..errors import ConnectionClosedError, RDMAError, host_port
 from ..verbs import QueuePair
 from . import observation
 from .endpoint import RailEndpoint
+from .handshake import Handshake
 from .memory_methods import MemoryMethods
 from .observation import Statistics
 from .rail_status import NO_TRANSFERS, RailStatus
@@ -53,8 +53,8 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
     connection, or ConnectionBrokenError with the reason if the connection failed.
     """
 
-    def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
-        super().__init__(endpoint, hello)
+    def __init__(self, endpoint: RailEndpoint, handshake: Handshake) -> None:
+        super().__init__(endpoint, handshake)
         self._start_info: ConnectionStart | None = None
         self._statistics = Statistics()
         self._request_data = b""
@@ -175,7 +175,6 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
     @property
     def max_message(self) -> int:
         """The maximum length of a message that the peer accepts, in bytes."""
-        assert self._handshake.peer is not None
         return self._handshake.peer.max_message
 
     def statistics(self) -> Statistics:

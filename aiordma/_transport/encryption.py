@@ -1,8 +1,8 @@
 """The part of `cryptography` that encrypted connections use (the extra `aiordma[encrypt]`).
 
 A `Sealing` (_datapath) encrypts frames and long messages with the ciphers from this module. The
-handshake (auth.py) derives the keys as specified in _core/authentication.py. This module is only
-imported if a connection uses encryption.
+handshake (handshake.py) derives the keys as specified in _core/authentication.py. This module is
+only imported if a connection uses encryption.
 """
 
 from __future__ import annotations

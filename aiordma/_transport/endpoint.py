@@ -178,6 +178,10 @@ class RailEndpoint:
             self._cq_entries += extra_entries
         return self.qp
 
+    def packed(self, hello: Hello) -> bytes:
+        """Return what the peer needs to know about this endpoint: the packed hello."""
+        return hello.pack()
+
     def make_queue(self, owner: Owner) -> SendQueue:
         """Create the rail's send queue, which must be closed before this endpoint."""
         assert self.qp is not None
@@ -188,8 +192,7 @@ class RailEndpoint:
 
         Until then, the peer cannot access any memory, even with a valid memory key.
         """
-        if self.security.auth is not None:
-            self._set_rights(NO_RIGHTS)
+        self._set_rights(NO_RIGHTS)
 
     def grant_rights(self) -> None:
         """Enable remote access on the queue pair after the peer has been authenticated."""

@@ -25,6 +25,7 @@ from ..cm.address import Address
 from ..errors import LimitError
 from ..verbs import bytes_of
 from .connection import Connection
+from .handshake import Action
 
 ConnectionMethod = Literal["cm", "tcp", "in-band"]
 
@@ -73,11 +74,15 @@ async def send_request_data(connection: Connection, data: bytes) -> Connection:
     Raises:
         RejectedError: If the application refuses the connection. The message contains its reason.
     """
-    if connection._handshake.inspection is None:
+    handshake = connection._handshake
+    if not handshake.is_inspected:
         return connection
     try:
-        connection._messages.controls.send(protocol.ConnectData(0, data))
-        await connection._handshake.inspection.message()
+        handshake.request_data = data
+        handshake.done(Action.INSPECT)
+        connection._continue_handshake()
+        while handshake.next_step().what is not Action.END:
+            await connection._wait_for_handshake()
     except BaseException:
         connection.abort()
         raise
@@ -100,15 +105,14 @@ async def inspect_connection(
     Returns:
         Whether the application has accepted the connection.
     """
+    handshake = connection._handshake
     try:
         async with asyncio.timeout_at(deadline) as timeout:
-            assert connection._handshake.inspection is not None
-            message = await connection._handshake.inspection.message()
-            assert isinstance(message, protocol.ConnectData)
-            connection._request_data = message.data
+            while handshake.next_step().what is not Action.INSPECT:
+                await connection._wait_for_handshake()
+            data = connection._request_data = handshake.request_data
             refusal = await _call_on_request(
-                on_request,
-                ConnectionRequest(connection.peer_address, message.data, via, connection.device),
+                on_request, ConnectionRequest(connection.peer_address, data, via, connection.device)
             )
         expired = timeout.expired()
         del timeout  # it refers to the task, which refers to its cancellation error
@@ -121,7 +125,8 @@ async def inspect_connection(
         raise
     if refusal is None:
         connection._messages.awaiting_admission = False
-        connection._messages.controls.send(protocol.ConnectAccepted(0))
+        handshake.done(Action.INSPECT)
+        connection._continue_handshake()
         return True
     await refuse(connection, refusal)
     return False

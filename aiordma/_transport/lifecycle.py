@@ -14,7 +14,6 @@ import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Protocol
 
 from .. import verbs
@@ -28,7 +27,6 @@ from .._core.connection_states import (
     transition,
 )
 from .._core.finalizers import finalizer
-from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._core.region import granter
 from .._datapath.controls import Controls
@@ -36,6 +34,7 @@ from .._datapath.rail import SendQueue
 from .._datapath.session import Session
 from .._event_loop import shutdown
 from .._event_loop.affinity import LoopAffinity
+from .._event_loop.futures import settle
 from ..cm.address import Address
 from ..errors import (
     AuthenticationError,
@@ -53,7 +52,7 @@ from ..errors import (
 from .auth import NOT_THE_SAME_KEY
 from .endpoint import RailEndpoint
 from .failover import Failover, rail_observers
-from .handshake_parts import HandshakeParts, Inspection
+from .handshake import CONTROLS, Action, Direction, Handshake
 from .keep_alive import KeepAlive, start_keep_alive
 from .memory import Memory
 from .rails import AnsweringRails, OfferingRails, Rails
@@ -182,12 +181,12 @@ class ControlChannel:
 class ConnectionLifecycle(shutdown.EndsWhenDropped):
     """The parts and state of a connection, from the handshake until its resources are released."""
 
-    def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
-        """Take over `endpoint`, whose queue pair must exist. `hello` is this side's hello."""
+    def __init__(self, endpoint: RailEndpoint, handshake: Handshake) -> None:
+        """Take over `endpoint`, whose queue pair must exist."""
         config = endpoint.config
         self._endpoint = endpoint
-        assert endpoint.qp is not None
-        self._handshake = HandshakeParts(endpoint.security, hello, endpoint.qp.qp_num)
+        self._handshake = handshake
+        self._handshake_progress: asyncio.Future[None] | None = None
         self._keep_alive: KeepAlive | None = None
         self._affinity = LoopAffinity()
         self._loop = self._affinity.loop
@@ -211,7 +210,12 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._messages = Session(queue=queue, memory=self._memory, config=config, owner=self._owner)
         self._messages.awaiting_auth = endpoint.security.auth is not None
         if endpoint.security.encrypt:
-            self._messages.outbox.sealing = self._handshake.new_sealing()
+            from . import encryption  # noqa: PLC0415 - it needs a package
+
+            memory_in_clear = endpoint.security.memory_in_clear
+            sealing = encryption.new_sealing(memory_in_clear=memory_in_clear)
+            self._messages.outbox.sealing = sealing
+            handshake.exchange = encryption.KeyExchange(sealing)
         queue.frame_handler = self._messages
         self._sharing = Sharing(driver, config, self._messages, self._owner)
         self._loop_shutdown.add(self)
@@ -240,9 +244,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             )
         return True
 
-    async def _start(
-        self, link: Link, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
-    ) -> None:
+    async def _start(self, link: Link, devices: tuple[verbs.Device, ...]) -> None:
         """Open the connection over a working link. Authenticate first if this is still required.
 
         Raises an exception if either side fails to prove possession of the key, or if the queue
@@ -252,9 +254,10 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._check_end()
         self._link = link
         self._owner.local, self._owner.peer = link.local_address, link.peer_address
-        self._handshake.peer = peer
+        handshake = self._handshake
         config, security = self._endpoint.config, self._endpoint.security
-        if peer.rails and self._handshake.hello.rails:
+        client, peer = handshake.client, handshake.peer
+        if peer.rails and handshake.hello.rails:
             side = OfferingRails if client else AnsweringRails
             self._rails = side(
                 self._owner,
@@ -268,10 +271,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 self._loop.call_later,
             )
             self._messages.failover = Failover(self._rails, shutdown.weak_method(self._end))
-        listener_inspects = peer.inspects if client else security.inspects
-        if listener_inspects:
-            self._handshake.inspection = Inspection(client=client)
-            self._messages.awaiting_admission = not client
+        self._messages.awaiting_admission = handshake.is_inspected and not client
         assert self._endpoint.qp is not None
         qp_num, peer_qp_num = self._endpoint.qp.qp_num, self._endpoint.qp.query().dest_qp_num
         own_granter = granter(qp_num, peer_qp_num, client=client)
@@ -282,30 +282,50 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._keep_alive = start_keep_alive(self._queue, self._endpoint.driver.timers, config)
         if self._rails is not None:
             self._rails.lead_rail.keep_alive = self._keep_alive
-        already_proved = self._handshake.proof is not None  # on the socket of the TCP bootstrap
-        if security.auth is None or already_proved:
+        handshake.done(Action.START)  # before `start`, which processes the frames that have arrived
+        if handshake.peer_authenticated:
             self._messages.awaiting_auth = False
             if (sealing := self._messages.outbox.sealing) is not None:
                 sealing.seal_first()  # the keys were exchanged on the socket, not in frames
             self._advance(LifecycleEvent.ESTABLISHED)
-            self._messages.start(peer, rails=self._rails is not None)
-            return
-        self._advance(LifecycleEvent.KEY_REQUIRED)
-        proof = self._handshake.make_proof(shutdown.weak_method(self._send_proof), client=client)
-        self._handshake.bind_proof(peer, peer_qp_num)
+        else:
+            self._advance(LifecycleEvent.KEY_REQUIRED)
+            handshake.peer_qp_num = peer_qp_num
         self._messages.start(peer, rails=self._rails is not None)
-        proof.begin()
-        try:
-            await proof.done
-        except BaseException:
-            self._handshake.proof = None  # its error's traceback refers to this connection
-            raise
-        finally:
-            del proof
+        self._continue_handshake()
+        while self._messages.awaiting_auth:
+            await self._wait_for_handshake()
 
-    def _send_proof(self, message: protocol.Message) -> None:
-        self._messages.controls.send(message)
-        self._detect_failure()  # detect a failure before the key counts as proved
+    def _continue_handshake(self) -> None:
+        """Perform the next steps of the handshake, up to a message from the peer or INSPECT."""
+        handshake = self._handshake
+        while True:
+            step = handshake.next_step()
+            if step.direction is Direction.SEND:
+                message = handshake.send()
+                assert not isinstance(message, bytes)
+                if not self._messages.ended:
+                    self._messages.controls.send(message)
+                self._detect_failure()  # detect a failure before the key counts as proved
+            elif step.what is Action.GRANT and self._state is ConnectionState.AUTHENTICATING:
+                handshake.done(Action.GRANT)
+                self._messages.awaiting_auth = False
+                self._endpoint.grant_rights()
+                self._advance(LifecycleEvent.PROVED)
+            else:
+                break
+        self._wake_handshake()
+
+    async def _wait_for_handshake(self) -> None:
+        """Wait until the peer's next message. Raises the error if the connection ends first."""
+        self._check_end()
+        self._handshake_progress = self._loop.create_future()
+        await self._handshake_progress
+        self._handshake_progress = None
+
+    def _wake_handshake(self) -> None:
+        if self._handshake_progress is not None:
+            settle(self._handshake_progress)
 
     def _report_end(self) -> None:
         """Report the end to counters and hooks, unless the user never received the connection."""
@@ -341,30 +361,21 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         return (self._queue.failed and not self._queue.suspended) or self._state in LIMITED
 
     def _process_control(self, message: protocol.Message) -> None:
-        proof = self._handshake.proof
-        if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
-            if proof is None:
-                raise ProtocolError("the peer tried to authenticate, but this side has no auth=")
+        if type(message) in CONTROLS:
             try:
-                proof.handle_control(message)
+                self._handshake.receive_control(message)
             except AuthenticationError as error:
                 self._end_and_report(error)
             else:
-                # Finish the authentication here, because the peer's next message may be processed
-                # before `_start` resumes. Check the state, because `proof.handle_control` may have
-                # sent a message, and a failed send ends the connection.
-                if self._state is ConnectionState.AUTHENTICATING and proof.done.done():
-                    self._messages.awaiting_auth = False
-                    self._endpoint.grant_rights()
-                    self._advance(LifecycleEvent.PROVED)
+                # Continue here, because the peer's next message may be processed before `_start`
+                # resumes.
+                self._continue_handshake()
             return
         match message:
             case protocol.Goodbye():
                 self._on_peer_goodbye(goodbye_error(message, self._endpoint.config.max_message))
             case protocol.Ping():
                 self._messages.controls.send(protocol.Pong(message.request_id))
-            case protocol.ConnectData() | protocol.ConnectAccepted() if self._handshake.inspection:
-                self._handshake.inspection.handle_control(message)
             case _ if self._inband is not None and self._inband.handle_control(message):
                 pass  # even before admission, because further connections are inspected too
             case _ if self._messages.awaiting_admission:
@@ -491,7 +502,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._close_timer.cancel()
         if self._keep_alive is not None:
             self._keep_alive.stop()
-        self._handshake.end(partial(self._owner.error_for, root))
+        self._wake_handshake()
         if self._inband is not None:
             self._inband.end()
         self._queue.fail(root)

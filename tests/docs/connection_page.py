@@ -1,4 +1,4 @@
-"""Generate parts of docs/design.md from the tables of connection and failover states."""
+"""Generate parts of docs/design.md from the tables of handshakes, connections and failover."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from aiordma._core.connection_states import _ROWS, ConnectionState
 from aiordma._transport.failover import TRANSITIONS, FailoverEvent
+from aiordma._transport.handshake import STEPS, Action, Direction, Message, Sides
 
 
 def sections() -> dict[str, str]:
@@ -20,6 +21,8 @@ def sections() -> dict[str, str]:
     return {
         "failover": f"```mermaid\nstateDiagram-v2\n    [*] --> SETTLED\n{arrows}```\n",
         "diagram": f"```mermaid\n{mermaid()}```\n",
+        "handshake": f"```mermaid\n{sequence(STEPS['tcp', True])}```\n",
+        "steps": steps(),
         "states": f"| state | meaning |\n|---|---|\n{rows}",
     }
 
@@ -38,3 +41,36 @@ def mermaid() -> str:
             events.setdefault(row.next, []).append(event.name)
         lines += [f"    {state.name} --> {to.name}: {', '.join(of)}" for to, of in events.items()]
     return "\n".join([*lines, "    CLOSED --> [*]", ""])
+
+
+def sequence(sides: Sides) -> str:
+    """Return a diagram of a handshake. Each side continues until it has to receive a message."""
+    lines = ["sequenceDiagram", "    participant client", "    participant server"]
+    remaining = [list(side) for side in sides]
+    names = Sides._fields
+    arrived = [0, 0]
+    while any(remaining):
+        for side, steps in enumerate(remaining):
+            while steps and (steps[0].direction is not Direction.RECEIVE or arrived[side]):
+                direction, what = steps.pop(0)
+                if direction is Direction.RECEIVE:
+                    arrived[side] -= 1
+                elif direction is Direction.SEND:
+                    arrived[1 - side] += 1
+                    lines.append(f"    {names[side]}->>{names[1 - side]}: {what.name}")
+                else:
+                    lines.append(f"    Note over {names[side]}: {what.name}")
+    return "\n".join([*lines, ""])
+
+
+def steps() -> str:
+    """Return the tables of the messages and actions, and of each method's steps."""
+    meanings = "".join(
+        f"| {it.name} | {it.value} |\n" for it in [*Message, *Action] if it is not Action.END
+    )
+    lines = ["| method | key | side | steps |\n|---|---|---|---|\n"]
+    for (method, key), sides in STEPS.items():
+        for name, side in zip(Sides._fields, sides, strict=True):
+            cells = method, "yes" if key else "no", name, f"`{' '.join(map(str, side))}`"
+            lines.append(f"| {' | '.join(cells)} |\n")
+    return f"| message or action | meaning |\n|---|---|\n{meanings}\n{''.join(lines)}"

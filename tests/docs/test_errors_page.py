@@ -38,14 +38,20 @@ def matches_source_text(shown: str) -> bool:
 
 AUTHENTICATION = [
     ROOT / "aiordma" / name
-    for name in ("_core/authentication.py", "_transport/auth.py", "_transport/encryption.py")
+    for name in (
+        "_core/authentication.py",
+        "_transport/auth.py",
+        "_transport/encryption.py",
+        "_transport/handshake.py",
+    )
 ]
 
 
 def raised_by_authentication() -> dict[str, str]:
     """Map the text of every authentication failure to its exception class.
 
-    This includes each AuthenticationError and all errors of the authentication modules.
+    This includes each AuthenticationError and all errors of the authentication modules, except
+    those that indicate a bug in the library.
     """
     found = {}
     for path in (ROOT / "aiordma").rglob("*.py"):
@@ -54,6 +60,8 @@ def raised_by_authentication() -> dict[str, str]:
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args):
                 continue
             kind, argument = call.func.id, call.args[0]
+            if kind == "InternalError":
+                continue
             if kind == "AuthenticationError" or (path in AUTHENTICATION and kind.endswith("Error")):
                 found[text_of(argument)] = kind
     return found

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import trustme
 
-from aiordma import AuthenticationError, Connection, Listener, Rights, cm, connect, listen
+from aiordma import AuthenticationError, Connection, Listener, Rights, cm, connect, listen, verbs
 from aiordma._core import protocol
 from aiordma._core.authentication import proof, transcript
 from aiordma._core.frames import FrameKind
@@ -169,6 +169,30 @@ async def test_peer_without_the_key_is_never_accepted(
 
 
 @one_loop
+@by_cm
+async def test_peer_cannot_access_memory_before_its_proof(factory: ConnectionFactory) -> None:
+    async with await listening(factory, KEY) as listener, admitted(factory, listener):
+        (handshake,) = listener._acceptor._handshakes.values()
+        assert isinstance(handshake.request, connect_cm.CMRequest)
+        qp = handshake.request._attempt.endpoint.qp
+        assert qp is not None
+        assert qp.query().qp_access_flags == verbs.AccessFlags.NONE
+
+
+@one_loop
+@by_cm
+async def test_listener_rejects_a_peer_that_ignores_its_hello(factory: ConnectionFactory) -> None:
+    stream = replace(hello(SMALL), stream=True).pack()
+    async with (
+        await listening(factory, None) as listener,
+        RawPeer.connect(factory, listener.port, hello_data=stream),
+        await dial(factory, listener.port, None) as client,
+        await listener.accept() as server,
+    ):
+        assert server.peer_address == client.local_address
+
+
+@one_loop
 @pytest.mark.parametrize("via", ["cm", "tcp"])
 @pytest.mark.parametrize("said", ["a guess", "what another said"])
 async def test_replayed_key_proof_is_rejected_on_another_connection(
@@ -179,8 +203,7 @@ async def test_replayed_key_proof_is_rejected_on_another_connection(
     async with await listening(factory, KEY) as listener:
         client, server = await replace(factory, auth=KEY).both(listener)
         async with client, server:
-            handshake = client._handshake.proof
-            assert handshake is not None
+            handshake = client._handshake
             messages: list[protocol.Message] = [HELLO, PROOF]
             if said == "what another said":
                 messages = [

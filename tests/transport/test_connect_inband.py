@@ -222,7 +222,7 @@ async def test_inband_connect_with_a_wrong_key_is_refused(factory: ConnectionFac
             other = replace(factory, auth=key)
             await ends(other.connect(listener.port), ConnectionRefusedError)
         for pair in pairs:
-            assert pair[0]._handshake.proof is not None
+            assert pair[0]._handshake.peer_authenticated
             await check_alive(*pair)
             await asyncio.gather(*(conn.close() for conn in pair))
 

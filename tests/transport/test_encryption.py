@@ -33,8 +33,7 @@ from aiordma._core import protocol
 from aiordma._core.authentication import proof, transcript
 from aiordma._core.frames import TAG_SIZE, FrameKind
 from aiordma._core.handshake import Hello
-from aiordma._transport.auth import KeyProof
-from aiordma._transport.encryption import KeyExchange, TrafficKeys, new_sealing
+from aiordma._transport.encryption import TrafficKeys, new_sealing
 from aiordma.config import Encrypt
 from aiordma.errors import IntegrityError, ProtocolError, UnencryptedError
 from tests.model.sealing import ModelExchange, SealedDirection, open_payload, seal_payload
@@ -354,58 +353,6 @@ async def test_each_connection_generates_its_own_key_pair(factory: ConnectionFac
         assert len(publics) == 6
         for client, server in pairs:
             await asyncio.gather(client.close(), server.close())
-
-
-def halves(heard: Callable[[protocol.Message], protocol.Message]) -> tuple[KeyProof, KeyProof]:
-    """Return both sides of a key proof. `heard` can change the messages between them."""
-    sides: list[KeyProof] = []
-
-    def to(index: int) -> Callable[[protocol.Message], None]:
-        return lambda message: sides[index].handle_control(heard(message))
-
-    for client in (True, False):
-        both = hello(), hello()
-        exchange = KeyExchange(new_sealing(memory_in_clear=False))
-        nums = (1, 2) if client else (2, 1)
-        side = KeyProof(KEY, to(client), client=client, exchange=exchange)
-        side.bind(both, nums)
-        sides.append(side)
-    return sides[0], sides[1]
-
-
-@one_loop
-async def test_authentication_fails_when_the_public_key_is_replaced() -> None:
-    """A man in the middle would share a secret with each side.
-
-    The proofs authenticate the public keys.
-    """
-    client, server = halves(lambda message: message)
-    client.begin()
-    assert client.done.done()
-    assert server.done.done()
-    middle = KeyExchange(new_sealing(memory_in_clear=False)).public
-
-    def replaced(message: protocol.Message) -> protocol.Message:
-        if isinstance(message, protocol.AuthHello):
-            return message._replace(nonce=middle)
-        return message
-
-    client, server = halves(replaced)
-    with pytest.raises(AuthenticationError):
-        client.begin()
-    assert not server.done.done()
-
-
-@one_loop
-async def test_authentication_fails_for_an_invalid_public_key() -> None:
-    def zeros(message: protocol.Message) -> protocol.Message:
-        if isinstance(message, protocol.AuthHello):
-            return message._replace(nonce=bytes(32))
-        return message
-
-    client, _ = halves(zeros)
-    with pytest.raises(AuthenticationError, match="public key"):
-        client.begin()
 
 
 # ---- operations on memory ------------------------------------------------------------------------

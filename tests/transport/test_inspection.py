@@ -21,6 +21,7 @@ from aiordma import (
 )
 from aiordma._core import protocol
 from aiordma._core.frames import FrameKind
+from aiordma._transport.handshake import Action
 from aiordma._transport.inspection import OnRequest
 from aiordma.errors import ConnectionBrokenError, LimitError, RejectedError
 from aiordma.transport import connect, listen
@@ -276,7 +277,8 @@ async def test_unexpected_request_message_breaks_only_its_connection(
 ) -> None:
     async def send_request_data(connection: Connection, data: bytes) -> Connection:
         if isinstance(wrong, protocol.ConnectData):
-            connection._messages.controls.send(protocol.ConnectData(0, data))
+            connection._handshake.done(Action.INSPECT)
+            connection._continue_handshake()
         connection._messages.controls.send(wrong)
         return connection
 

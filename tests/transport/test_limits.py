@@ -74,7 +74,9 @@ async def test_connect_is_refused_when_the_limit_is_reached_during_key_proof(
             )
 
             async def late() -> None:
-                async with await factory.connect(listener.port) as other:
+                config = replace(SMALL, in_band=False)
+                async with await factory.connect(listener.port, config) as other:
+                    assert factory.via == "cm", "the bootstrap refuses the connection itself"
                     await other.recv()
 
             assert "its limit of 1 connections" in str(await ends(late(), RejectedError))

@@ -29,7 +29,9 @@ from aiordma import (
 from aiordma._core.region import NUMBER_BITS
 from aiordma._transport.regions import MAX_ENDED, Regions
 from aiordma.errors import RemoteAccessError
+from aiordma.mr_pool import REMOTE_RIGHTS
 from aiordma.transport import PendingConnection
+from aiordma.verbs import AccessFlags
 
 from .connection_factory import (
     ALL,
@@ -61,6 +63,21 @@ async def joined(
         second.accept(first.endpoint)
         one, other = await asyncio.gather(first.start(), second.start())
     return one, other
+
+
+async def test_peer_cannot_access_memory_before_its_proof(factory: ConnectionFactory) -> None:
+    key = b"a key of sixteen bytes or more"
+    first, second = await half(factory, key), await half(factory, key)
+    async with first, second:
+        for one, other in ((first, second), (second, first)):
+            one.accept(other.endpoint)
+            qp = one._attempt.endpoint.qp
+            assert qp is not None
+            assert qp.query().qp_access_flags == AccessFlags.NONE
+        opened = await asyncio.gather(first.start(), second.start())
+        for connection in opened:
+            assert connection.queue_pair.query().qp_access_flags == REMOTE_RIGHTS
+        await asyncio.gather(*(connection.close() for connection in opened))
 
 
 async def test_prepared_connections_fail_when_auth_keys_differ(factory: ConnectionFactory) -> None:
