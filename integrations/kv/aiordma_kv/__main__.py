@@ -1,0 +1,5 @@
+"""`python -m aiordma_kv`: the command line."""
+
+from .cli import main
+
+main()

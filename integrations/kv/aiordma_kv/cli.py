@@ -1,0 +1,98 @@
+"""The command `aiordma-kv`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from pathlib import Path
+
+import click
+
+import aiordma
+
+from .arena import ALIGNMENT
+from .common import MAX_SIZE, disable_polling, parse_address
+from .server import Store, allocate, start_server
+
+GRACE = 5.0
+"""The time for calls in progress to finish when the server is shut down, in seconds."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes given as 512M or 8GiB, for example. Units are powers of 1024."""
+    match = re.fullmatch(r"([0-9]{1,18})([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"invalid size {text!r}: expected a number such as 512M or 8G")
+    size = int(match[1]) * _UNITS[match[2].upper()]
+    if not 2 * ALIGNMENT <= size <= MAX_SIZE:
+        raise click.BadParameter(f"invalid size {text!r}: expected 8K to {MAX_SIZE >> 40}T")
+    return size
+
+
+@click.group()
+def main() -> None:
+    """Store KV-cache blocks in memory that clients read and write over RDMA."""
+
+
+@main.command()
+@click.argument("host")
+@click.argument("port", type=click.IntRange(0, 65535))
+@click.option("--size", type=parse_size, metavar="SIZE", default="1G", show_default=True,
+    help="Memory for blocks.")  # fmt: skip
+@click.option("--auth-file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the pre-shared key that clients need.")  # fmt: skip
+@click.option("--encrypt", is_flag=True, help="Encrypt the data, which is slower.")
+@click.option("--device", metavar="NAME", envvar="AIORDMA_DEVICE", show_envvar=True,
+    help="RDMA device [default: one with an active port, or the embedded device].")  # fmt: skip
+@click.option("--metrics", metavar="HOST:PORT",
+    help="Address to serve metrics to Prometheus.")  # fmt: skip
+def serve(
+    host: str,
+    port: int,
+    size: int,
+    auth_file: Path | None,
+    encrypt: bool,
+    device: str | None,
+    metrics: str | None,
+) -> None:
+    """Serve a block store on HOST and PORT until SIGTERM or SIGINT.
+
+    Port 0 selects a free port. When the server is ready, it prints its address.
+    """
+    if encrypt and auth_file is None:
+        raise click.UsageError("--encrypt requires --auth-file")
+    auth = None if auth_file is None else auth_file.read_bytes()
+    if metrics is not None:
+        try:
+            from .metrics import serve_metrics  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise click.UsageError(
+                "--metrics requires prometheus_client: pip install 'aiordma-kv[prometheus]'"
+            ) from error
+
+    async def run() -> None:
+        disable_polling()
+        metrics_address = None if metrics is None else parse_address(metrics, min_port=0)
+        store = Store(allocate(size), encrypt=encrypt)
+        terminated = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, terminated.set)
+        server = await start_server(store, host, port, auth=auth, device=device)
+        try:
+            size_mib = store.arena.size >> 20
+            lines = [f"serving {size_mib} MiB on {server.device}, port {server.port}"]
+            if metrics_address is not None:
+                lines.append(f"serving metrics on port {serve_metrics(store, *metrics_address)}")
+            click.echo("\n".join(lines))
+            await terminated.wait()
+        finally:
+            await server.close(GRACE)
+            store.close()
+
+    try:
+        asyncio.run(run())
+    except (aiordma.RDMAError, OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
