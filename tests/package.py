@@ -42,6 +42,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Maps each package in `integrations` to its folder, the extras for its trial installation, and a
 # program that imports it.
 INTEGRATIONS = {
+    "aiordma_kv": ("kv", "", "import aiordma_kv.cli"),
     "dask_aiordma": (
         "dask",
         "",

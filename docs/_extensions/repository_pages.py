@@ -24,6 +24,7 @@ SHOWN = {
     "measurements": "bench/RESULTS.md",
     "experiments": "bench/EXPERIMENTS.md",
     "dask": "integrations/dask/README.md",
+    "kv": "integrations/kv/README.md",
     "ray": "integrations/ray/README.md",
     "valkey": "integrations/valkey/README.md",
     "softdev": "softdev/README.md",
