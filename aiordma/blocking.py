@@ -433,14 +433,15 @@ def _method(function: Callable[..., Any], undo: _Undo[Any] = None) -> Any:
 
 
 def _closing_method(
-    function: Callable[[Any], Any], owner: str = "Connection."
-) -> Callable[[Any], None]:
+    function: Callable[Concatenate[Any, P], Any], owner: str = "Connection."
+) -> Callable[Concatenate[Any, P], None]:
     """Create a method that closes the object, or does nothing if the thread has ended."""
 
-    def method(self: _Handle[Any]) -> None:
-        _close_in_thread(self._thread, partial(function, self.asynchronous), self._timeout)
+    def method(self: _Handle[Any], *arguments: P.args, **options: P.kwargs) -> None:
+        close = partial(function, self.asynchronous, *arguments, **options)
+        _close_in_thread(self._thread, close, self._timeout)
 
-    result: Callable[[Any], None] = _copy_signature(function, method, owner)
+    result: Callable[Concatenate[Any, P], None] = _copy_signature(function, method, owner)
     return result
 
 

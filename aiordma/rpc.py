@@ -43,7 +43,7 @@ from .errors import (
     cause_text,
 )
 from .mr_pool import LocalMemory
-from .transport import Connection, Message, Server, check_handler
+from .transport import Connection, Message, MessageClaim, Server, check_handler
 from .verbs import bytes_of
 
 Function = Callable[[Any], Awaitable[Any]]
@@ -182,16 +182,14 @@ def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> A
         raise CallError(call, type(error).__name__[:60], printable(text[:_MAX_TEXT])) from error
 
 
-def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
-    """Claim the reading side of `conn`, and return an iterator over the messages received."""
+def _claim_messages(conn: Connection, owner: str) -> MessageClaim:
     instance(
         "conn",
         conn,
         Connection,
         "an aiordma.Connection, such as the result of connect() or accept()",
     )
-    conn._affinity.check(conn)
-    return conn._read_alone(reader)
+    return conn.claim_messages(owner)
 
 
 def _check_arguments(dumps: object, loads: object, max_calls: object) -> int:
@@ -264,6 +262,8 @@ async def serve(
     # Tasks that are sending a response. Their calls no longer count towards `max_calls`.
     responding = set[asyncio.Task[None]]()
     is_ending = False
+    loop = asyncio.get_running_loop()
+    messages = _claim_messages(conn, "rpc.serve")
 
     async def serve_call(number: int, name: str, data: memoryview) -> None:
         _caller.set(conn)
@@ -282,13 +282,13 @@ async def serve(
                     raise TypeError(refusal(f"the return value of {name}()", wanted, called))
                 result = _dump(dumps, await called)
                 responding.add(tasks[number])
-                await conn._send_alone([_pack(_RESULT, number), result])
+                await messages.send([_pack(_RESULT, number), result])
             except (asyncio.CancelledError, *EXITS):
                 raise
             except BaseException as error:
                 # Garbage collection of the task closes this coroutine outside of the task, by
                 # raising GeneratorExit. No response can be sent then.
-                if asyncio.current_task(conn._loop) is not tasks[number]:
+                if asyncio.current_task(loop) is not tasks[number]:
                     raise
                 if not conn.closed:
                     logger.info("%s: the call of %s failed", conn, name, exc_info=True)
@@ -305,12 +305,12 @@ async def serve(
         max_length = max(0, min(_MAX_TEXT, conn.max_message - len(head)))
         parts = [head, text.encode("utf-8", "replace")[:max_length]]
         with suppress(RDMAError):  # if the connection has ended, `serve` will end too
-            sent = asyncio.gather(conn._send_alone_nowait(parts), return_exceptions=True)
+            sent = asyncio.gather(messages.send_nowait(parts), return_exceptions=True)
             if not is_ending:  # a client that does not read must not delay shutdown
                 await sent
 
     try:
-        async for message in _messages(conn, "rpc.serve"):
+        async for message in messages:
             kind, number, name, data = _unpack(message.data, _CALL, _CANCEL)
             if kind == _CANCEL:
                 # Let the task start, because a task that is cancelled before it starts does not
@@ -339,14 +339,14 @@ async def serve(
         if tasks and not conn.closed:  # the server is closing, possibly with a grace period
             await asyncio.wait(tasks.values())
     except ProtocolError as error:
-        if not conn.closed:
-            conn._end_and_report(error)  # report the error to the client
+        conn.abort(error)  # report the error to the client
         raise
     finally:
         is_ending = True
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
+        messages.close()
 
 
 @shows(ListenOptions, LISTEN)
@@ -411,12 +411,9 @@ class _Calls:
                 del message, frame  # both keep the message's memory in use
         except RDMAError as error:
             self.error = error.with_traceback(None)
-            connection = conn()
-            if connection and not connection.closed:
-                if isinstance(error, ProtocolError):
-                    connection._end_and_report(error)  # report the error to the server
-                else:  # no more results can be read, for example after QuotaError
-                    connection.abort()
+            # No more results can be read. Report a violation of the protocol to the server.
+            if connection := conn():
+                connection.abort(error if isinstance(error, ProtocolError) else None)
         finally:
             for number in list(self.waiting):
                 self.release(number)
@@ -443,11 +440,12 @@ class Client(AsyncContext):
         max_calls: int = 256,
     ) -> None:
         self._calls = _Calls(_check_arguments(dumps, loads, max_calls))
-        messages = _messages(conn, "an rpc.Client")
+        self._messages = _claim_messages(conn, "an rpc.Client")
         self.connection: Connection = conn
         self._dumps, self._loads = dumps, loads
         self._numbers = count()
-        self._reader = background(conn._loop, self._calls.read(messages, weakref.ref(conn)))
+        reading = self._calls.read(self._messages, weakref.ref(conn))
+        self._reader = background(asyncio.get_running_loop(), reading)
 
     async def call(
         self,
@@ -482,7 +480,7 @@ class Client(AsyncContext):
                 await calls.slots.acquire()
                 answer = calls.waiting[number] = asyncio.get_running_loop().create_future()
                 try:
-                    await self.connection._send_alone(request)
+                    await self._messages.send(request)
                     # The reader has ended with the connection, and no longer releases calls.
                     if self._reader.done():
                         calls.release(number)
@@ -490,9 +488,7 @@ class Client(AsyncContext):
                 except asyncio.CancelledError:
                     if number in calls.waiting:  # the server's response frees this call's slot
                         with suppress(RDMAError):  # the connection has ended
-                            cancellation = self.connection._send_alone_nowait(
-                                _pack(_CANCEL, number)
-                            )
+                            cancellation = self._messages.send_nowait(_pack(_CANCEL, number))
                             asyncio.gather(cancellation, return_exceptions=True)  # ignore errors
                     raise
                 except BaseException:  # nothing was sent

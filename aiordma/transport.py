@@ -48,6 +48,7 @@ from ._core.region import RegionToken, Rights
 from ._core.snapshot_types import ListenerState
 from ._datapath.message import Message
 from ._datapath.results import Received, ReceivedMemory
+from ._datapath.session import MessageClaim
 from ._event_loop import shutdown
 from ._event_loop.affinity import LoopAffinity
 from ._event_loop.loop_settings import configure_loop
@@ -103,6 +104,7 @@ __all__ = [
     "ConnectionRequest",
     "Listener",
     "Message",
+    "MessageClaim",
     "PendingConnection",
     "RailStatus",
     "Received",

@@ -36,6 +36,7 @@ LEFT_OUT = {
     "alloc": "its memory is given back in the loop's thread",
     "lease": "likewise",
     "batch": "its scope is an async with",
+    "claim_messages": "its owner is a protocol in the loop's thread",
     "max_message": "a figure",
     "pool_statistics": "figures",
     "queue_pair": "the verbs, from the loop's thread",

@@ -10,6 +10,7 @@ from .message cimport Fifo, Message
 from .outbox cimport Outbox
 from .rail cimport SendQueue
 from .receives cimport Receives
+from .sends cimport MessageOwner
 from .stripes cimport Lane, Striped
 from .work_queue cimport RailObserver, WorkRequest
 
@@ -85,7 +86,8 @@ cdef class RecvOperation:
     cdef object memory, allocate       # from the caller; both None for memory of the pool
     cdef ReceiveTarget target
     cdef RecvFuture waiter
-    cdef bint returns_memory, ends_iteration, for_message_owner, awaited, started, finished
+    cdef bint returns_memory, ends_iteration, awaited, started, finished
+    cdef MessageOwner message_owner    # the owner that started it, or None
     cdef str name(self)
     cdef object advance(self)
     cdef object finish(self, object item)
@@ -137,5 +139,6 @@ cdef class Fetcher(RailObserver):
 
 cdef class MessageIterator:
     cdef Inbox inbox
-    cdef Outbox outbox                 # own reference, because the inbox may be cleared first
-    cdef bint for_message_owner
+
+cdef MessageOwner claim_messages(Inbox inbox, str name)
+cdef RecvOperation next_of_iteration(Inbox inbox, MessageOwner owner)

@@ -50,13 +50,12 @@ from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
 from .outbox cimport ENDED
 from .sealing cimport PAYLOAD_SEAL
-from .sends cimport MAX_PIECES
+from .sends cimport MAX_PIECES, MessageOwner
 from .stripes cimport select_lanes
 from .work_queue cimport IBV_WR_RDMA_READ, KIND_READ
 
 from aiordma._datapath.results import Received, ReceivedMemory
 from aiordma.errors import (
-    BusyError,
     ConnectionBrokenError,
     ConnectionClosedError,
     MessageTooLongError,
@@ -292,9 +291,9 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             self.started = True
             if not self.inbox.wakeups.is_in_loop():
                 self.inbox.outbox.owner.check_loop()
-            if self.inbox.outbox.message_owner is not None and not self.for_message_owner:
+            if self.inbox.outbox.message_owner is not self.message_owner:
                 self.finished = True
-                raise in_use_error(self.inbox, "a second reader")
+                raise cannot_receive_error(self.inbox, self.message_owner, "a second reader")
             self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
         try:
             if not waited and not self.inbox.fetcher.reads_ahead:
@@ -369,39 +368,34 @@ cdef PyObject *recv_next(PyObject *self) noexcept:
 set_iternext(RecvOperation, recv_next)
 
 
-@cython.no_gc_clear
 @cython.final
 cdef class MessageIterator:
-    """The iterator of `async for message in connection`.
+    """The iterator of `async for message in connection`."""
 
-    With a `reader` name, it is the only reader of the messages while it exists. Raises BusyError if
-    there are others.
-    """
-
-    def __cinit__(self, Inbox inbox not None, reader: str | None = None):
-        """Reserve all messages for this iterator if `reader`, its name in errors, is given."""
-        if reader is not None:
-            if (
-                inbox.outbox.message_owner is not None
-                or inbox.receivers.size()
-                or inbox.woken_receivers
-            ):
-                raise in_use_error(inbox, reader)
-            inbox.outbox.message_owner, self.for_message_owner = reader, True
-        self.inbox, self.outbox = inbox, inbox.outbox
+    def __cinit__(self, Inbox inbox not None):
+        self.inbox = inbox
 
     def __aiter__(self) -> Self:
         return self
 
     def __anext__(self) -> Coroutine[Any, Any, Message]:
-        cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
-        operation.inbox, operation.for_message_owner = self.inbox, self.for_message_owner
-        operation.ends_iteration = True
-        return operation
+        return next_of_iteration(self.inbox, None)
 
-    def __dealloc__(self):
-        if self.for_message_owner:
-            self.outbox.message_owner = None
+
+cdef RecvOperation next_of_iteration(Inbox inbox, MessageOwner owner):
+    """Create a step of `async for`, on behalf of the owner of the messages if there is one."""
+    cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
+    operation.inbox, operation.message_owner, operation.ends_iteration = inbox, owner, True
+    return operation
+
+
+cdef MessageOwner claim_messages(Inbox inbox, str name):
+    """Create an owner of the messages. Raises BusyError if they have an owner or a reader."""
+    cdef Outbox outbox = inbox.outbox
+    if outbox.message_owner is not None or inbox.receivers.size() or inbox.woken_receivers:
+        raise cannot_receive_error(inbox, None, name)
+    outbox.message_owner = MessageOwner(name)
+    return outbox.message_owner
 
 
 @cython.final
@@ -744,12 +738,10 @@ cdef int wake_if_ready(Inbox inbox) except -1:
     return 0
 
 
-cdef object in_use_error(Inbox inbox, str other):
-    """Return the error for `other`, which cannot receive because the messages have a reader."""
-    return BusyError(
-        f"{other} cannot receive from the connection with {inbox.outbox.owner.peer_name}: it is in use "
-        f"by {inbox.outbox.message_owner or 'a task that waits in recv()'}; use another connection"
-    )
+cdef object cannot_receive_error(Inbox inbox, MessageOwner owner, str other):
+    """Return the error for `owner`, or for `other` if it is None, which does not own the messages."""
+    name = other if owner is None else owner.name
+    return inbox.outbox.ownership_error(owner, f"{name} cannot receive from")
 
 
 cdef list unacknowledged(Inbox inbox):

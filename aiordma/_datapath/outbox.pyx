@@ -45,6 +45,7 @@ from .sealing cimport PAYLOAD_SEAL
 from .sends cimport (
     COPIED_BELOW,
     MAX_PIECES,
+    MessageOwner,
     Piece,
     init_frame,
     imm_of,
@@ -107,11 +108,15 @@ cdef class Outbox(Sender):
         self.stripes.lead_changed(lead)
         self.stripes.rail_up(lead)
 
-    cdef object ownership_error(self):
-        return BusyError(
-            f"cannot send a message on the connection with {self.owner.peer_name}: it is in use by "
-            f"{self.message_owner}; use another connection"
-        )
+    cdef object ownership_error(self, MessageOwner owner, str attempt):
+        attempt = f"{attempt} the connection with {self.owner.peer_name}"
+        if self.message_owner is not None:
+            user = self.message_owner.name
+        elif owner is None:
+            user = "a task that waits in recv()"
+        else:
+            return BufferStateError(f"{attempt}: {owner.name} has closed its claim on the messages")
+        return BusyError(f"{attempt}: it is in use by {user}; use another connection")
 
     cdef SendFuture start_message(self, object data, object imm):
         cdef SendFuture message

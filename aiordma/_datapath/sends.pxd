@@ -21,13 +21,18 @@ cdef Frame new_frame(PoolBlock block, uint32_t length)
 cdef Frame init_frame(Frame frame, PoolBlock block, uint32_t length)
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message)
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
+cdef object cannot_send_error(Sender sender, MessageOwner owner)
+
+
+cdef class MessageOwner:
+    cdef str name                      # in errors
 
 
 cdef class Sender(RailObserver):
     cdef uint32_t frames_in_flight     # frames with messages in flight
     cdef public Counts counts
-    cdef str message_owner             # owner of all messages, in both directions, or None
-    cdef object ownership_error(self)
+    cdef MessageOwner message_owner    # owner of all messages, in both directions, or None
+    cdef object ownership_error(self, MessageOwner owner, str attempt)
     cdef SendFuture start_message(self, object data, object imm)
     cdef OpFuture start_transfer(
         self, uint8_t kind, Local local, Remote remote, object imm, object progress
@@ -92,7 +97,8 @@ cdef class Operation:
     cdef Sender sender                 # None once it has begun
     cdef Counts counts
     cdef uint8_t kind
-    cdef bint checks_message_owner     # it sends a message, so `message_owner` must be None
+    cdef bint checks_message_owner     # it sends a message, so the sender must have this owner:
+    cdef MessageOwner message_owner    # the owner that started it, or None
     cdef object data, imm              # `data` of a transfer is a Local
     cdef object remote, progress       # of a transfer
     cdef OpFuture future

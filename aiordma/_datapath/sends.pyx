@@ -41,6 +41,10 @@ cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
     return arguments.integer("imm", imm, 0, arguments.U32_MAX)
 
 
+cdef object cannot_send_error(Sender sender, MessageOwner owner):
+    return sender.ownership_error(owner, "cannot send a message on")
+
+
 cdef bint is_free_of_pointers(object view) noexcept:
     """Return whether a view shows the memory of an object of a type that contains no pointers.
 
@@ -51,11 +55,19 @@ cdef bint is_free_of_pointers(object view) noexcept:
     return base != NULL and has_no_holes(<object> base)
 
 
+@cython.final
+cdef class MessageOwner:
+    """The owner of a connection's messages. Each claim has its own."""
+
+    def __cinit__(self, str name):
+        self.name = name
+
+
 cdef class Sender(RailObserver):
     """The interface of the outbox for waiting messages and their frames."""
 
-    cdef object ownership_error(self):
-        """Return the error for a message that does not come from `message_owner`."""
+    cdef object ownership_error(self, MessageOwner owner, str attempt):
+        """Return the error for an attempt by `owner`, which is not `message_owner`."""
         raise NotImplementedError
 
     cdef SendFuture start_message(self, object data, object imm):
@@ -455,8 +467,8 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
                 raise RuntimeError(f"cannot reuse already awaited {self.__qualname__}")
             owner = self.owner
             self.clear_references()  # the frames of an error may refer to this object
-            if self.checks_message_owner and sender.message_owner is not None:
-                raise sender.ownership_error()
+            if self.checks_message_owner and sender.message_owner is not self.message_owner:
+                raise cannot_send_error(sender, self.message_owner)
             if self.kind == KIND_SEND:
                 future = sender.start_message(data, self.imm)
             else:

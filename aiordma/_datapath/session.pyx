@@ -31,7 +31,15 @@ from .frames cimport (
     validate_bundle,
 )
 from .controls cimport Controls
-from .inbox cimport Inbox, MessageIterator, PendingRendezvous, RecvOperation, parse_rendezvous
+from .inbox cimport (
+    Inbox,
+    MessageIterator,
+    PendingRendezvous,
+    RecvOperation,
+    claim_messages,
+    next_of_iteration,
+    parse_rendezvous,
+)
 from .message cimport Message, new_message
 from .outbox cimport ENDED, NOT_STARTED, SWITCHING, Outbox
 from .rail cimport SendQueue
@@ -39,7 +47,7 @@ from .receives cimport Receives, ReceiveSizes
 from .memory cimport Local, PoolBlock, Remote, release_all
 from .rendezvous cimport Opening
 from .sealing cimport TAG
-from .sends cimport Operation
+from .sends cimport MessageOwner, Operation, cannot_send_error
 from .stripes cimport Lane
 from .work_queue cimport (
     KIND_READ,
@@ -50,7 +58,7 @@ from .work_queue cimport (
     WorkQueues,
 )
 
-from aiordma._core import protocol
+from aiordma._core import arguments, protocol
 from aiordma._core.operations import OperationKind
 from aiordma._datapath.controls import RESUME_HEADER
 from aiordma._native import failure
@@ -60,11 +68,6 @@ from aiordma.verbs._memory.buffers import bytes_of
 cdef extern from "<endian.h>" nogil:
     uint16_t le16toh(uint16_t)
     uint32_t le32toh(uint32_t)
-
-
-cdef enum:  # values of `checks_message_owner`
-    SKIPS_OWNER = 0
-    CHECKS_OWNER = 1
 
 
 cdef class MessageMethods:
@@ -102,9 +105,10 @@ cdef class MessageMethods:
 
         Raises:
             MessageTooLongError: If the message is longer than `max_message`. Nothing is sent.
-            BusyError: If `aiordma.rpc` or a stream owns the messages of this connection.
+            BusyError: If `claim_messages`, `aiordma.rpc` or a stream owns the messages of this
+                connection.
         """
-        return new_operation(self, KIND_SEND, data, imm, CHECKS_OWNER)
+        return new_send(self.outbox, None, data, imm)
 
     @cython.nonecheck(True)
     def send_nowait(
@@ -123,10 +127,11 @@ cdef class MessageMethods:
             has its own class. Cancelling it has the same effect as cancelling `send`.
 
         Raises:
-            BusyError: If `aiordma.rpc` or a stream owns the messages of this connection.
+            BusyError: If `claim_messages`, `aiordma.rpc` or a stream owns the messages of this
+                connection.
         """
         if self.outbox.message_owner is not None:
-            raise self.outbox.ownership_error()
+            raise cannot_send_error(self.outbox, None)
         return self.outbox.start_message(data, imm)
 
     def recv(self) -> Coroutine[Any, Any, Message]:
@@ -144,7 +149,8 @@ cdef class MessageMethods:
         Raises:
             QuotaError: If the message is too long for the limit of the pool. It stays available for
                 `recv_into`.
-            BusyError: If `aiordma.rpc` or a stream receives the messages of this connection.
+            BusyError: If `claim_messages`, `aiordma.rpc` or a stream owns the messages of this
+                connection.
             ConnectionClosedError: If the connection was closed in order and no message is left.
             ConnectionBrokenError: If the connection ended in another way and no message is left.
             IntegrityError: If an encrypted message was modified on the way.
@@ -230,16 +236,17 @@ cdef class MessageMethods:
             RemoteRangeError: If the peer has not granted the right. Nothing has been posted.
             LeaseEndedError: If the lease has expired. Nothing has been posted.
             ValueError: If the lengths differ. Nothing has been posted.
-            BusyError: If `imm` is passed, and `aiordma.rpc` or a stream owns the messages.
+            BusyError: If `imm` is passed, and `claim_messages`, `aiordma.rpc` or a stream owns the
+                messages.
         """
         if imm is not None and self.outbox is not None and self.outbox.message_owner is not None:
-            raise self.outbox.ownership_error()
+            raise cannot_send_error(self.outbox, None)
         if not isinstance(source, Local) or not isinstance(target, Remote):
             transfer = self._transfer(
                 reads=False, data=source, remote=target, imm=imm, progress=progress
             )
             return set_qualname(KIND_WRITE, transfer)
-        return new_operation(self, KIND_WRITE, source, imm, imm is not None, target, progress)
+        return new_transfer(self, KIND_WRITE, source, target, imm, progress)
 
     def read(
         self, source: Remote, target: Local | AnyMemory, *,
@@ -266,7 +273,7 @@ cdef class MessageMethods:
                 reads=True, data=target, remote=source, imm=None, progress=progress
             )
             return set_qualname(KIND_READ, transfer)
-        return new_operation(self, KIND_READ, target, None, SKIPS_OWNER, source, progress)
+        return new_transfer(self, KIND_READ, target, source, None, progress)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over received messages until the connection is closed in order.
@@ -276,23 +283,109 @@ cdef class MessageMethods:
         """
         return MessageIterator(self.inbox)
 
-    def _read_alone(self, reader: str) -> AsyncIterator[Message]:
-        """Iterate over received messages as the only reader while the iterator exists.
+    @cython.nonecheck(True)
+    def claim_messages(self, owner: str) -> MessageClaim:
+        """Claim all messages in both directions, to run a protocol of your own over the connection.
+
+        Until the claim is closed or dropped, other calls that send or receive messages raise
+        BusyError. Operations on memory remain available, except for writes with immediate data.
+
+        Args:
+            owner: The name of the protocol, for the errors of other calls.
+
+        Returns:
+            The claim, which sends and receives the messages.
 
         Raises:
-            BusyError: If there is another reader, or a task waits for a message. It names `reader`.
+            BusyError: If the messages already have an owner, or a task is waiting for a message.
         """
-        return MessageIterator(self.inbox, reader)
+        name = arguments.text("owner", owner)
+        self.outbox.owner.check_loop()
+        return MessageClaim(self.inbox, name)
 
-    def _send_alone(self, data: Sendable | list[Any] | tuple[Sendable, ...]) -> Coroutine[Any, Any, None]:
-        """Send a message as the owner of the messages."""
-        return new_operation(self, KIND_SEND, data, None, SKIPS_OWNER)
 
-    def _send_alone_nowait(
-        self, data: Sendable | list[Any] | tuple[Sendable, ...]
+@cython.no_gc_clear
+@cython.final
+cdef class MessageClaim:
+    """The messages of a connection, in both directions, while one protocol owns them.
+
+    Created by `Connection.claim_messages`. To receive messages, iterate with `async for`. As with a
+    connection, the iteration ends when the connection is closed in order, and raises an error if
+    the connection ends in another way.
+
+    The claim ends when it is closed, when its `with` block ends, or when it is garbage-collected.
+    It does not keep the connection alive.
+    """
+
+    cdef Inbox inbox
+    cdef Outbox outbox                 # own reference, because the inbox may be cleared first
+    cdef MessageOwner owner
+
+    def __cinit__(self, Inbox inbox not None, str owner not None):
+        self.owner = claim_messages(inbox, owner)
+        self.inbox, self.outbox = inbox, inbox.outbox
+
+    def send(
+        self, data: Sendable | list[Any] | tuple[Sendable, ...], *, imm: int | None = None
+    ) -> Coroutine[Any, Any, None]:
+        """Send a message as `Connection.send` does.
+
+        Args:
+            data: The message, as for `Connection.send`.
+            imm: Immediate data, as for `Connection.send`.
+
+        Raises:
+            MessageTooLongError: If the message is longer than `max_message`. Nothing is sent.
+            BufferStateError: If the claim has been closed.
+            BusyError: If the claim has been closed, and the messages have another owner.
+        """
+        return new_send(self.outbox, self.owner, data, imm)
+
+    def send_nowait(
+        self, data: Sendable | list[Any] | tuple[Sendable, ...], *, imm: int | None = None
     ) -> asyncio.Future[None]:
-        """Send a message as the owner of the messages, without awaiting."""
-        return self.outbox.start_message(data, None)
+        """Send a message without awaiting, as `Connection.send_nowait` does.
+
+        Args:
+            data: The message, as for `Connection.send`. The buffers must not change until the
+                future is done.
+            imm: Immediate data, as for `Connection.send`.
+
+        Returns:
+            A future that gets the outcome of `send`.
+
+        Raises:
+            MessageTooLongError: If the message is longer than `max_message`. Nothing is sent.
+            BufferStateError: If the claim has been closed.
+            BusyError: If the claim has been closed, and the messages have another owner.
+        """
+        if self.outbox.message_owner is not self.owner:
+            raise cannot_send_error(self.outbox, self.owner)
+        return self.outbox.start_message(data, imm)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Coroutine[Any, Any, Message]:
+        return next_of_iteration(self.inbox, self.owner)
+
+    def close(self) -> None:
+        """Give up the messages, so that other calls can send and receive them.
+
+        A task that is already waiting for a message still gets it. A second call has no effect.
+        """
+        if self.outbox.message_owner is self.owner:
+            self.outbox.message_owner = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __dealloc__(self):
+        if self.outbox is not None and self.outbox.message_owner is self.owner:
+            self.outbox.message_owner = None
 
 
 cdef object set_qualname(uint8_t kind, object coroutine):
@@ -300,17 +393,23 @@ cdef object set_qualname(uint8_t kind, object coroutine):
     return coroutine
 
 
-cdef Operation new_operation(
-    MessageMethods methods, uint8_t kind, object data, object imm, bint checks_message_owner,
-    object remote=None, object progress=None
+cdef Operation new_send(Outbox outbox, MessageOwner owner, object data, object imm):
+    """Create the awaitable of a send, which starts when it is awaited."""
+    cdef Operation operation = Operation.__new__(Operation)
+    operation.sender, operation.kind, operation.data, operation.imm = outbox, KIND_SEND, data, imm
+    operation.checks_message_owner, operation.message_owner = True, owner
+    return operation
+
+
+cdef Operation new_transfer(
+    MessageMethods methods, uint8_t kind, object data, object remote, object imm, object progress
 ):
-    """Create the awaitable of a send or a transfer, which starts when it is awaited."""
+    """Create the awaitable of a read or a write, which starts when it is awaited."""
     cdef Operation operation = Operation.__new__(Operation)
     operation.sender, operation.kind, operation.data, operation.imm = methods.outbox, kind, data, imm
-    if kind != KIND_SEND:
-        operation.owner = methods  # a transfer keeps its connection alive until it ends
+    operation.owner = methods  # a transfer keeps its connection alive until it ends
     operation.remote, operation.progress = remote, progress
-    operation.checks_message_owner = checks_message_owner
+    operation.checks_message_owner = imm is not None
     return operation
 
 

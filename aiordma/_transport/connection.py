@@ -8,13 +8,14 @@ from functools import partial
 from typing import Literal, NamedTuple, Self
 
 from .._core import connection_states, protocol
+from .._core.arguments import instance
 from .._core.async_only import AsyncContext, AsyncIteration
 from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.finalizers import finalizer
 from .._core.snapshot_types import ConnectionState, traffic
 from .._event_loop.shutdown import EXITS, background
 from ..cm.address import Address
-from ..errors import ConnectionClosedError, RDMAError, host_port
+from ..errors import ConnectionClosedError, ProtocolError, RDMAError, host_port
 from ..verbs import QueuePair
 from . import observation
 from .endpoint import RailEndpoint
@@ -272,15 +273,26 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         self._loop_shutdown.mark_closing(self)
         self._closing_at_exit = background(self._loop, close())
 
-    def abort(self) -> None:
+    def abort(self, error: ProtocolError | None = None) -> None:
         """End the connection immediately.
 
         Work in progress is dropped, and the peer sees a broken connection. The resources are
         released in the next iteration of the event loop; `wait_closed` waits for that.
+
+        Args:
+            error: The reason, if the peer violated the protocol that you run over the connection.
+                Operations on this side raise a copy of it instead of ConnectionClosedError. The
+                peer's ConnectionBrokenError contains the first 256 bytes of its text.
         """
-        if not self._affinity.is_after_fork:
-            self._affinity.check(self)
+        if self._affinity.is_after_fork:
+            return
+        self._affinity.check(self)
+        if error is not None:
+            instance("error", error, ProtocolError, "an aiordma.ProtocolError")
+        if error is None or self.closed:
             self._end(ConnectionClosedError("the connection was aborted"))
+        else:
+            self._end_and_report(error)
 
     async def wait_closed(self) -> None:
         """Wait until the connection has ended for any reason and has released its resources."""

@@ -39,7 +39,7 @@ from .._event_loop.affinity import LoopAffinity
 from .._event_loop.futures import settle
 from .._event_loop.shutdown import EXITS, background
 from ..errors import TLS_HINT, ConnectionClosedError, ProtocolError, host_port
-from ..transport import Connection, Message
+from ..transport import Connection, Message, MessageClaim
 from ..verbs import bytes_of
 from ..verbs._memory.buffers import require_data
 from .sockets import socket_name, transport_socket
@@ -100,8 +100,9 @@ def reset_error(connection: Connection, text: str) -> ConnectionResetError:
 class _Outbox:
     """Written data that the connection has not yet sent."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, messages: MessageClaim) -> None:
         self._connection = connection
+        self._messages = messages
         self._max_message_size = max(1, min(MAX_MESSAGE_SIZE, connection.max_message))
         self._chunks: deque[memoryview] = deque()  # not yet passed to the connection
         self.size = 0  # total size of `_chunks` in bytes
@@ -149,7 +150,7 @@ class _Outbox:
                 self.eof_pending = False
             piece = self._take_message()
             try:
-                future = self._connection._send_alone_nowait(piece)
+                future = self._messages.send_nowait(piece)
             except Exception as error:
                 self._record_send_failure(len(piece), error)
             else:
@@ -200,7 +201,7 @@ class _Inbox:
     """Received data that has not yet been passed to the protocol."""
 
     def __init__(self, connection: Connection) -> None:
-        self.messages = connection._read_alone("a stream")
+        self.messages = connection.claim_messages("a stream")
         self.message: Message | None = None  # current message
         self.delivered_bytes = 0  # bytes of `message` already delivered
         self.before_tls = b""  # TLS data received before start_tls
@@ -285,7 +286,7 @@ class StreamTransport(_FlowControlMixin):
         self._loop_shutdown.take_over(self, connection)
         self._on_lost = on_lost
         self._awaits_tls = awaits_tls  # the client has not begun the TLS handshake yet
-        self._outbox = _Outbox(connection)
+        self._outbox = _Outbox(connection, self._inbox.messages)
         self._eof_received = False
         self._reading_paused = False
         self._closing = False
@@ -579,7 +580,7 @@ class StreamTransport(_FlowControlMixin):
             return
         if self._awaits_tls and error is not None and not self._connection._is_ending:
             # Report the error to the client.
-            self._connection._end_and_report(ProtocolError(NO_TLS))
+            self._connection.abort(ProtocolError(NO_TLS))
         can_close_cleanly = (
             error is None
             and not self._outbox.has_unsent

@@ -343,7 +343,7 @@ async def test_reading_from_an_rpc_connection_raises_busy_error(
         assert await caller.call("add", [1, 2]) == 3
         serving.cancel()
         await ends(serving, asyncio.CancelledError)
-        await client._send_alone(b"for anyone")
+        await caller._messages.send(b"for anyone")
         assert bytes(await server.recv()) == b"for anyone"
         await caller.close()
 

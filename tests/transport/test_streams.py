@@ -609,12 +609,13 @@ async def test_write_while_paused_closes_the_stream_after_connection_loss(
 async def test_failed_send_closes_the_stream_and_calls_exception_handler(
     factory: ConnectionFactory, reported: Reported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def send_alone(data: memoryview) -> None:
-        raise MemoryError("no memory")
+    class Failing:
+        def send_nowait(self, data: memoryview) -> None:
+            raise MemoryError("no memory")
 
     async with pair(factory) as (client, _):
         here = client.transport
-        monkeypatch.setattr(here.get_extra_info("connection"), "_send_alone_nowait", send_alone)
+        monkeypatch.setattr(here._outbox, "_messages", Failing())
         here.write(b"x")
         assert here.is_closing()
         await client.lost.wait()
