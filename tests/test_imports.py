@@ -182,6 +182,47 @@ GROUPS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 
+# Groups built on public names. Maps each to the private attributes of other objects that it uses
+# nevertheless, with the reasons.
+UNUSED_FAULTS = "the plugin and `aiordma run` report injected faults that never happened"
+BUILT_ON_PUBLIC_NAMES: dict[str, dict[str, str]] = {
+    "rpc": {},
+    "reconnecting": {},
+    "perf": {},
+    "arrays": {},
+    "cli": {"_has_fault": UNUSED_FAULTS, "_never_happened": UNUSED_FAULTS},
+    "testing": {
+        "_after": "set by `faults` on its own object",
+        "_fault_chances": "faults that could have happened",
+        "_is_limited_to_process": UNUSED_FAULTS,
+        "_never_happened": UNUSED_FAULTS,
+    },
+    "pytest_plugin": {
+        "_end": "the fixture ends its own object",
+        "_folder": "traces of the fixture's programs",
+        "_has_fault": UNUSED_FAULTS,
+        "_is_limited_to_process": UNUSED_FAULTS,
+        "_never_happened": UNUSED_FAULTS,
+        "_started": "whether the fixture has run a program",
+    },
+    "blocking": {
+        "_affinity": "finds a server that runs in the loop of the caller, who would block it",
+        "_deliver": "puts back a connection that an interrupted call could not return",
+        "_drop": "returns a region that an interrupted call could not return",
+        "_mr": "takes over the registration of a region",
+        "_release_memory": "releases it in the loop's thread",
+        "_timeout": "set by `within` on a copy of its own object",
+    },
+    "streams": {
+        "_end_without_loop": "a transport's connection may outlive the event loop",
+        "_endpoint": "uses the limits of the connection's `Config`",
+        "_get_app_transport": "of asyncio's SSLProtocol, as asyncio does",
+        "_is_ending": "a socket becomes readable when the peer closes the connection",
+        "_messages": "a socket is readable when a message has arrived",
+    },
+}
+NAMED_TUPLE_METHODS = {"_asdict", "_replace"}
+
 PURE = ("errors", "_core", "_trace", "config")
 WITHOUT_EVENT_LOOP = (*PURE, "_native", "verbs", "cm")
 WITHOUT_CLOCK = (
@@ -429,6 +470,29 @@ def test_reader_and_fork_hooks_are_registered_in_one_module(names: set[str], whe
     places = (path for path in modules() if attributes(path) & names)
     found = [str(path.relative_to(PACKAGE)) for path in places]
     assert [it for it in found if not it.startswith("_simulation/")] == [where]
+
+
+def private_attributes_of_others(path: Path) -> set[str]:
+    """Return the private attributes that a module uses of objects other than `self`."""
+    nodes = tree(path)
+    own = {"self", "cls", *(node.name for node in nodes if isinstance(node, ast.ClassDef))}
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.endswith("__")
+        and node.attr not in NAMED_TUPLE_METHODS
+        and not (isinstance(node.value, ast.Name) and node.value.id in own)
+    }
+
+
+@pytest.mark.parametrize("group", BUILT_ON_PUBLIC_NAMES)
+def test_outer_modules_use_no_private_attributes_of_other_objects(group: str) -> None:
+    paths = [path for path in modules() if path.suffix == ".py" and group_of(path) == group]
+    used = set[str]().union(*map(private_attributes_of_others, paths))
+    assert paths
+    assert used == set(BUILT_ON_PUBLIC_NAMES[group])
 
 
 def test_only_the_softdev_module_uses_device_symbols() -> None:
