@@ -282,7 +282,8 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         Args:
             error: The reason, if the peer violated the protocol that you run over the connection.
                 Operations on this side raise a copy of it instead of ConnectionClosedError. The
-                peer's ConnectionBrokenError contains the first 256 bytes of its text.
+                peer's ConnectionBrokenError contains the first 256 bytes of its text. It is logged
+                as a warning.
         """
         if self._affinity.is_after_fork:
             return
