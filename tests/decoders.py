@@ -38,7 +38,7 @@ from aiordma._trace.requests import requests
 from aiordma._trace.runs import offsets, parse_runs
 from aiordma._transport import encryption
 from aiordma._transport.auth import NO_SECURITY
-from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, exchange
+from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, exchange_messages
 from aiordma._transport.handshake import Action, Handshake
 from aiordma._transport.tcp_link import REFUSED, accepted_link
 from aiordma.cli.options import parse_sizes
@@ -110,7 +110,7 @@ def offer(data: bytes) -> object:
             theirs.shutdown(socket.SHUT_WR)
             handshake = Handshake("tcp", NO_SECURITY, client=False)
             try:
-                await exchange(link, handshake, until=Action.CREATE)
+                await exchange_messages(link, handshake, until=Action.CREATE)
                 return handshake.remote, handshake.peer
             finally:
                 link.release()

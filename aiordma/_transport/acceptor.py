@@ -150,11 +150,11 @@ class Place:
 
 
 @dataclass(eq=False)
-class Handshake:
+class PendingHandshake:
     request: Request
     peer: str | None  # saved because the address may be unknown after a failure
     host: str
-    table: FairShare[Handshake]
+    table: FairShare[PendingHandshake]
     place: Place
     task: asyncio.Task[object] | None = None
     begun: bool = False
@@ -194,9 +194,9 @@ class Acceptor:
         )
         """Checks the tickets of connection manager requests. None without a key."""
         max_handshakes = max_places(config.max_handshakes)
-        self._unknown_peers: FairShare[Handshake] = FairShare(max_handshakes)
-        self._in_band: FairShare[Handshake] = FairShare(max_handshakes, trusted=True)
-        self._handshakes: dict[asyncio.Task[object], Handshake] = {}
+        self._unknown_peers: FairShare[PendingHandshake] = FairShare(max_handshakes)
+        self._in_band: FairShare[PendingHandshake] = FairShare(max_handshakes, trusted=True)
+        self._handshakes: dict[asyncio.Task[object], PendingHandshake] = {}
 
     def admit(
         self, request: Request, *, in_band: bool = False, time_share: TimeShare | None = None
@@ -237,7 +237,7 @@ class Acceptor:
             limit = limit_text(table.limit)
             why = f"the handshake was dropped to make room for a newer one ({limit})"
             self._evict(evicted, BusyError(why))
-        handshake = Handshake(request, peer, host, table, Place(host, self._limits))
+        handshake = PendingHandshake(request, peer, host, table, Place(host, self._limits))
         table.add(handshake, networks)
         serving: Coroutine[Any, Any, bool] = self._serve(handshake)
         if time_share is not None:
@@ -283,7 +283,7 @@ class Acceptor:
         observation.connection_failed(peer, error, accepted=True)
         request.give_up(error)
 
-    def _evict(self, handshake: Handshake, error: RDMAError) -> None:
+    def _evict(self, handshake: PendingHandshake, error: RDMAError) -> None:
         """Cancel a handshake, and free its places without waiting for its task to end."""
         handshake.eviction_error = error
         handshake.table.remove(handshake)
@@ -293,7 +293,7 @@ class Acceptor:
         assert handshake.task is not None
         handshake.task.cancel()
 
-    async def _serve(self, handshake: Handshake) -> bool:
+    async def _serve(self, handshake: PendingHandshake) -> bool:
         """Run a handshake. Returns whether its connection was admitted."""
         handshake.begun = True
         request = handshake.request
@@ -326,7 +326,7 @@ class Acceptor:
             handshake.task = None  # the frames of its cancellation error refer to this object
 
     async def _admit_connection(
-        self, connection: Connection, handshake: Handshake, deadline: float
+        self, connection: Connection, handshake: PendingHandshake, deadline: float
     ) -> bool:
         """Reserve a place, and ask the application to accept the connection.
 
@@ -356,7 +356,7 @@ class Acceptor:
     def reserve_place(self) -> Callable[[], None]:
         """Reserve a place for the running handshake before it creates the connection.
 
-        If the listener has a key, this method only checks the limits. `on_peer_authenticated` then
+        If the listener has a key, this method only checks the limits. `reserve_place_of_peer` then
         reserves the place, so that unauthenticated peers do not occupy places.
 
         Returns:
@@ -372,15 +372,17 @@ class Acceptor:
             self._limits.check(handshake.host)
         return handshake.place.release
 
-    def on_peer_authenticated(self) -> None:
-        """Reserve a place for the peer. Call this while the handshake can still be rejected.
+    def reserve_place_of_peer(self) -> None:
+        """Reserve a place for the peer, which has proved the key if one is required.
+
+        Call this while the handshake can still be rejected. A second call has no effect.
 
         Raises:
             ConnectionLimitError: If a connection limit has been reached.
         """
         self._current_handshake().place.reserve()
 
-    def _current_handshake(self) -> Handshake:
+    def _current_handshake(self) -> PendingHandshake:
         return self._handshakes[cast("asyncio.Task[object]", asyncio.current_task())]
 
     def cancel(self) -> None:

@@ -154,6 +154,8 @@ class ConnectAttempt(Generic[E]):
         link, self.link = self.link, NoLink()
         endpoint, self._endpoint = self._endpoint, None
         connection, self._connection = self._connection, None
+        if endpoint is not None:
+            self.handshake.exchange = None  # the private key must not outlive the attempt
         if connection is not None:
             connection._give_up(link, error)
             return

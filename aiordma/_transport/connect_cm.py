@@ -234,8 +234,8 @@ async def _connect(link: CMLink, target: Target, challenge: bytes) -> Connection
             request += new_ticket(security.auth, challenge, request)
         id.connect(parameters(attempt.endpoint, request))
         event = await link.expect(cm.EventType.ESTABLISHED)
-        handshake.receive(Message.REPLY, event.private_data)
         attempt.connected_by_cm()
+        handshake.receive(Message.REPLY, event.private_data)
         handshake.compare()
         return await attempt.start(target.devices)
 

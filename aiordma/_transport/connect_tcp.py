@@ -9,8 +9,8 @@ that prove the key are control messages. Each other message consists of a magic 
 - TICKET contains a ticket. READY is empty.
 
 A server that does not accept the connection sends REFUSED and the reason instead of its next
-message. All messages have a fixed length, so an unknown peer cannot make this side allocate memory.
-If the magic is wrong, the bootstrap ends.
+message, or a Goodbye instead of its next message of the proof. All messages have a fixed length, so
+an unknown peer cannot make this side allocate memory. If the magic is wrong, the bootstrap ends.
 
 After the bootstrap, the socket stays open. If it closes before a goodbye arrives on the connection,
 the peer has died.
@@ -94,7 +94,7 @@ async def receive(tcp: TCPLink, handshake: Handshake, what: Message) -> None:
         handshake.receive(what, await tcp.read(SIZES[magic], magic))
 
 
-async def exchange(tcp: TCPLink, handshake: Handshake, until: Action) -> None:
+async def exchange_messages(tcp: TCPLink, handshake: Handshake, until: Action) -> None:
     """Exchange messages until `until` is the next step."""
     try:
         while (step := handshake.next_step()).what is not until:
@@ -129,9 +129,9 @@ async def connect(target: Target) -> Connection:
         )
         send(tcp, handshake, Message.OFFER)
         attempt.create_connection()  # in parallel with the other side
-        await exchange(tcp, handshake, until=Action.CONNECT)
+        await exchange_messages(tcp, handshake, until=Action.CONNECT)
         attempt.connect(tcp.peer_address)
-        await exchange(tcp, handshake, until=Action.START)
+        await exchange_messages(tcp, handshake, until=Action.START)
         if not (config.in_band and handshake.peer.in_band):
             return await attempt.start(target.devices)
         attempt.link = member = ConnectionGroup(tcp).add_member(0)
@@ -307,7 +307,7 @@ class TCPRequest(Request):
         if self._handshake is None:
             self._handshake = self._new_handshake(acceptor)
         handshake = self._handshake
-        await exchange(tcp, handshake, until=Action.CREATE)
+        await exchange_messages(tcp, handshake, until=Action.CREATE)
         config, security = acceptor.config, acceptor.security
         in_band = config.in_band and security.tls is None
         devices, release_place = acceptor.devices, acceptor.reserve_place()
@@ -324,10 +324,10 @@ class TCPRequest(Request):
             rails=acceptor.will_use_rails(handshake.peer),
         )
         attempt.create_connection(release_place)
-        await exchange(tcp, handshake, until=Action.CONNECT)
-        acceptor.on_peer_authenticated()
+        await exchange_messages(tcp, handshake, until=Action.CONNECT)
+        acceptor.reserve_place_of_peer()
         attempt.connect(tcp.peer_address)
-        await exchange(tcp, handshake, until=Action.START)
+        await exchange_messages(tcp, handshake, until=Action.START)
         if in_band:
             group, channel = ConnectionGroup(tcp), attempt.control_channel
             attempt.link = member = group.add_member(0)

@@ -6,8 +6,9 @@ START, this is the method of connecting (connect_tcp.py, ...). After that, it is
 (lifecycle.py), which carries the remaining messages on its queue pair.
 
 A handshake has no branches. A message other than the next one in the list is a protocol error, and
-every error ends the handshake. The handshake has no time limit of its own: the time limits of
-`connect` and of the listener cover it.
+every error ends the handshake, except that the user can pass another offer to an out-of-band
+connection. The handshake has no time limit of its own: the time limits of `connect` and of the
+listener cover it.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Method = Literal["tcp", "cm", "in-band", "oob"]
 class Message(Enum):
     """A message of a handshake. The values are descriptions."""
 
-    OFFER = "the client's endpoint and hello"
+    OFFER = "the client's endpoint and hello; over CM, only its hello"
     CHALLENGE = "a nonce, and the server's hello"
     TICKET = "an HMAC of the nonce and the offer"
-    REPLY = "the server's endpoint and hello"
+    REPLY = "the server's endpoint and hello; over CM, only its hello"
     AUTH_HELLO = "the client's nonce or public key"
     AUTH_ANSWER = "the server's nonce or public key, and its proof of the key"
     AUTH_PROOF = "the client's proof of the key"
@@ -120,11 +121,11 @@ STEPS: Mapping[tuple[Method, bool], Sides] = MappingProxyType(
             " <AUTH_HELLO >AUTH_ANSWER <AUTH_PROOF <READY CONNECT >READY START",
         ),
         ("cm", False): _sides(
-            "CREATE >OFFER <REPLY CONNECT COMPARE START",
+            "CREATE >OFFER CONNECT <REPLY COMPARE START",
             "<OFFER CREATE >REPLY CONNECT COMPARE START",
         ),
         ("cm", True): _sides(
-            "CREATE >OFFER <REPLY CONNECT COMPARE START" + _PROOF[0],
+            "CREATE >OFFER CONNECT <REPLY COMPARE START" + _PROOF[0],
             "<OFFER CREATE >REPLY CONNECT COMPARE START" + _PROOF[1],
         ),
         ("in-band", False): _sides(
@@ -154,7 +155,8 @@ STEPS: Mapping[tuple[Method, bool], Sides] = MappingProxyType(
 - With a key, a server creates nothing for a client that has not sent a ticket. With the connection
   manager, the ticket is part of the request (connect_cm.py). In-band, the request arrives over a
   connection whose peer has proved the key.
-- No peer may access memory before it has proved the key.
+- No peer may access memory before it has proved the key. The connection manager connects the queue
+  pair with remote access, so CONNECT withdraws the access before the reply is read.
 
 With TCP, neither side connects its queue pair before the proof. Otherwise a peer without the key
 could make the embedded device connect to any address. The client sends AUTH_HELLO together with the

@@ -31,7 +31,9 @@ from aiordma._core.protocol import MIN_RECEIVE
 from aiordma._core.refusal import REFUSAL_SIZE, is_missing_key_refusal, unpack_refusal
 from aiordma._transport import connect_cm
 from aiordma._transport.auth import new_ticket
+from aiordma._transport.connect_attempt import ConnectAttempt
 from aiordma._transport.connect_tcp import MAGIC, READY, TICKET
+from aiordma._transport.endpoint import RailEndpoint
 from aiordma._transport.tcp_link import CONTROL, REFUSED
 from aiordma.errors import (
     ConnectionManagerError,
@@ -177,6 +179,36 @@ async def test_peer_cannot_access_memory_before_its_proof(factory: ConnectionFac
         qp = handshake.request._attempt.endpoint.qp
         assert qp is not None
         assert qp.query().qp_access_flags == verbs.AccessFlags.NONE
+
+
+@one_loop
+@by_cm
+@pytest.mark.parametrize("is_valid", [True, False], ids=["valid reply", "invalid reply"])
+async def test_listener_cannot_access_memory_before_its_proof(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, is_valid: bool
+) -> None:
+    rights: list[verbs.AccessFlags] = []
+    connected_by_cm, parameters = ConnectAttempt.connected_by_cm, connect_cm.parameters
+
+    def withhold(attempt: ConnectAttempt[RailEndpoint]) -> None:
+        connected_by_cm(attempt)
+        if attempt.handshake.client:
+            assert attempt.endpoint.qp is not None
+            rights.append(attempt.endpoint.qp.query().qp_access_flags)
+
+    def reply(endpoint: RailEndpoint, hello: bytes, *peer: Hello) -> cm.ConnectionParameters:
+        return parameters(endpoint, hello if is_valid or not peer else bytes(len(hello)), *peer)
+
+    monkeypatch.setattr(ConnectAttempt, "connected_by_cm", withhold)
+    monkeypatch.setattr(connect_cm, "parameters", reply)
+    async with await listening(factory, KEY) as listener:
+        connecting = asyncio.ensure_future(dial(factory, listener.port, KEY))
+        if is_valid:
+            async with await connecting:
+                pass
+        else:
+            await ends(connecting, ProtocolError)
+    assert rights == [verbs.AccessFlags.NONE]
 
 
 @one_loop

@@ -97,7 +97,7 @@ class Asks:
         return True
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        acceptor.on_peer_authenticated()
+        acceptor.reserve_place_of_peer()
         await asyncio.Event().wait()
         raise AssertionError
 

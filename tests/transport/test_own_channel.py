@@ -80,6 +80,20 @@ async def test_peer_cannot_access_memory_before_its_proof(factory: ConnectionFac
         await asyncio.gather(*(connection.close() for connection in opened))
 
 
+async def test_closed_prepared_connection_drops_its_private_key(factory: ConnectionFactory) -> None:
+    pending = await prepare_connection(
+        device=factory.device,
+        address=factory.host,
+        config=SMALL,
+        auth=b"a key of sixteen bytes or more",
+        encrypt=True,
+    )
+    handshake = pending._attempt.handshake
+    assert handshake.exchange is not None
+    await pending.close()
+    assert handshake.exchange is None
+
+
 async def test_prepared_connections_fail_when_auth_keys_differ(factory: ConnectionFactory) -> None:
     key = b"a key of sixteen bytes or more"
     one, other = await joined(factory, auth=(key, key))
