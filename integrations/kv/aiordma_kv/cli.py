@@ -25,7 +25,9 @@ def parse_size(text: str) -> int:
     """Return a number of bytes given as 512M or 8GiB, for example. Units are powers of 1024."""
     match = re.fullmatch(r"([0-9]{1,18})([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
     if match is None:
-        raise click.BadParameter(f"invalid size {text!r}: expected a number such as 512M or 8G")
+        raise click.BadParameter(
+            f"invalid size {text!r}: expected a whole number such as 512M or 8G"
+        )
     size = int(match[1]) * _UNITS[match[2].upper()]
     if not 2 * ALIGNMENT <= size <= MAX_SIZE:
         raise click.BadParameter(f"invalid size {text!r}: expected 8K to {MAX_SIZE >> 40}T")
@@ -60,7 +62,7 @@ def serve(
 ) -> None:
     """Serve a block store on HOST and PORT until SIGTERM or SIGINT.
 
-    Port 0 selects a free port. When the server is ready, it prints its address.
+    Port 0 selects a free port. When the server is ready, it prints its device and port.
     """
     if encrypt and auth_file is None:
         raise click.UsageError("--encrypt requires --auth-file")
@@ -76,7 +78,11 @@ def serve(
     async def run() -> None:
         disable_polling()
         metrics_address = None if metrics is None else parse_address(metrics, min_port=0)
-        store = Store(allocate(size), encrypt=encrypt)
+        try:
+            memory = allocate(size)
+        except OSError as error:
+            raise click.ClickException(f"cannot allocate memory for --size: {error}") from error
+        store = Store(memory, encrypt=encrypt)
         terminated = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, terminated.set)

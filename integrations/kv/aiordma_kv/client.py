@@ -93,6 +93,8 @@ class Client:
         device: str | None = None,
         timeout: float = 5.0,
     ) -> None:
+        if isinstance(servers, str):
+            raise TypeError("servers must be a list of HOST:PORT, not a string")
         self._addresses = {name: parse_address(name) for name in servers}
         if not self._addresses:
             raise ValueError("no servers given")
@@ -332,7 +334,8 @@ class Client:
 
         The result of `attempt` is the error of the first attempt if trying again cannot fix it.
         """
-        delay, was_connected, warned = FIRST_DELAY, False, None
+        delay: float = FIRST_DELAY
+        warned: type[Exception] | None = None
         while True:
             try:
                 conn = await aiordma.connect(*self._addresses[name], **self._options)
@@ -345,7 +348,9 @@ class Client:
                         memory = self._memory.region(conn)
                     session = ServerSession(name, conn, calls, arena, memory)
                     self._sessions[name] = session
-                    delay, was_connected, warned = FIRST_DELAY, True, None
+                    if warned is not None:
+                        logger.warning("connected to %s", name)
+                    delay, warned = FIRST_DELAY, None
                     _settle(attempt, None)
                     try:
                         await conn.wait_closed()
@@ -353,11 +358,11 @@ class Client:
                         self._forget(session)
             except Exception as error:  # including invalid replies
                 is_permanent = not is_temporary(error)
+                is_raised = is_permanent and not attempt.done()
                 # Warn once about each kind of error, because there can be an attempt each second.
-                is_news = (was_connected or is_permanent) and warned is not type(error)
-                warned = type(error) if is_news else warned
-                level = logging.WARNING if is_news else logging.INFO
+                level = logging.INFO if is_raised or warned is type(error) else logging.WARNING
                 logger.log(level, "cannot connect to %s: %s", name, error)
+                warned = type(error)
                 _settle(attempt, error if is_permanent else None)
             await asyncio.sleep(delay * random.uniform(0.5, 1))
             delay = min(2 * delay, MAX_DELAY)
