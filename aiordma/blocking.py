@@ -50,7 +50,7 @@ from .errors import (
     UnreachableError,
     WrongLoopError,
 )
-from .mr_pool import LocalMemory
+from .mr_pool import LocalMemory, Registration
 from .transport import Address, Received, ReceivedMemory, RemoteRegion, Share
 from .verbs._memory.buffers import AnyMemory, bytes_of
 
@@ -511,7 +511,8 @@ class Region(mr_pool.Region):
 
     def __init__(self, thread: _LoopThread, region: mr_pool.Region) -> None:
         super().__init__(region._mr)
-        self.pinned, region.gone = region.pinned, True  # take over the registration
+        self.pinned: Registration = region.pinned  # take over the registration
+        region.gone = True
         self._loop_thread = thread
 
     def _release_memory(self) -> None:

@@ -63,7 +63,7 @@ class KeyExchange:
     def __init__(self, sealing: Sealing) -> None:
         self._sealing = sealing
         self._private = X25519PrivateKey.generate()
-        self.public = self._private.public_key().public_bytes_raw()
+        self.public: bytes = self._private.public_key().public_bytes_raw()
 
     def agree(self, key: bytes, peer_public: bytes, transcript: bytes, *, client: bool) -> None:
         """Derive the traffic keys from both public keys, and start the encryption.

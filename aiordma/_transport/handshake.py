@@ -218,11 +218,11 @@ class Handshake:
         """The key exchange of a connection that encrypts. Set it before the key is proved."""
         self.peer_qp_num: int | None = None
         """The number of the peer's queue pair. If it is None, the peer's endpoint contains it."""
-        self.request_data = b""
+        self.request_data: bytes = b""
         """The data for CONNECT_DATA. On the server, it is valid once INSPECT is the next step."""
         self.peer_authenticated: bool = security.auth is None
         """Whether the peer may access memory: it has proved the key, or no key is required."""
-        self.heard_from_peer = False
+        self.heard_from_peer: bool = False
         """Whether any message of the peer has arrived, valid or not."""
         self._security = security
         self._address = address

@@ -21,7 +21,7 @@ def sections() -> dict[str, str]:
     return {
         "failover": f"```mermaid\nstateDiagram-v2\n    [*] --> SETTLED\n{arrows}```\n",
         "diagram": f"```mermaid\n{mermaid()}```\n",
-        "handshake": f"```mermaid\n{sequence(STEPS['tcp', True])}```\n",
+        "handshake": f"```text\n{sequence(STEPS['tcp', True])}```\n",
         "steps": steps(),
         "states": f"| state | meaning |\n|---|---|\n{rows}",
     }
@@ -45,9 +45,8 @@ def mermaid() -> str:
 
 def sequence(sides: Sides) -> str:
     """Return a diagram of a handshake. Each side continues until it has to receive a message."""
-    lines = ["sequenceDiagram", "    participant client", "    participant server"]
+    lines = ["client                             server"]
     remaining = [list(side) for side in sides]
-    names = Sides._fields
     arrived = [0, 0]
     while any(remaining):
         for side, steps in enumerate(remaining):
@@ -57,9 +56,10 @@ def sequence(sides: Sides) -> str:
                     arrived[side] -= 1
                 elif direction is Direction.SEND:
                     arrived[1 - side] += 1
-                    lines.append(f"    {names[side]}->>{names[1 - side]}: {what.name}")
+                    arrow = f" {what.name} ".center(24, "-")
+                    lines.append(" " * 9 + (f"<{arrow}" if side else f"{arrow}>"))
                 else:
-                    lines.append(f"    Note over {names[side]}: {what.name}")
+                    lines.append(" " * 35 + what.name if side else what.name)
     return "\n".join([*lines, ""])
 
 
