@@ -10,7 +10,9 @@ A failover takes these steps:
    that the rail is removed, and destroys the queue pair. No more frames arrive on it.
 4. `_resume` tells all observers about the next lead, and then sends this side's Resume, which
    reports the number of frames handled.
-5. `_retransmit` retransmits the frames that are missing according to the peer's Resume on the lead.
+5. The peer's Resume arrives in `RailFrames.received` (session.pyx), which calls `Failover.resumed`.
+6. `_retransmit` calls `Session.resumed`, which retransmits the frames that are missing according to
+   the peer's Resume (`Outbox.resumed` and `Outbox.post_again` in outbox.pyx).
 
 `_follow` gives up the lead because the peer has left it, and `_leave` because the peer is silent.
 `TRANSITIONS` defines when each step is taken, and `rail_observers` lists the observers.

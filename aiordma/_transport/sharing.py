@@ -17,6 +17,17 @@ The design follows from these facts:
 - A peer can send any request any number of times. Memory that it borrows or shares is counted
   against `Config.lend_quota` and `Config.max_regions` before anything is allocated. Memory is
   zeroed before it is lent, because it may contain data of another connection.
+
+`send_region` takes these steps:
+
+1. `Sharing.share` creates a `Share` (shares.py), which creates a key for each rail (share_keys.py),
+   waits until the keys work, and sends a RegionGrant with the token.
+2. At the peer, `ConnectionLifecycle._process_control` (lifecycle.py) passes the RegionGrant to
+   `Sharing.handle_control`. `Regions.track_granted` (regions.py) delivers the `RemoteRegion`
+   (remote_memory.py) as soon as its key for the lead is known.
+3. `Connection.read` and `write` (session.pyx, one_sided.pyx) use the region's keys.
+4. `Share.revoke` ends the keys, and sends a RegionEnd. At the peer, `Regions.on_region_end` makes
+   the `RemoteRegion` unusable.
 """
 
 from __future__ import annotations
