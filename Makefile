@@ -201,7 +201,7 @@ $(KV)/.made: integrations/kv/pyproject.toml | .venv/.dev
 KV_QUICK = $(findstring --quick,$(ARGS))
 kv: .venv/.dev build $(if $(KV_QUICK),,need/redis-server/redis-server $(KV)/.made) ## a block store for KV caches: its tests with LMCache and vLLM, and beside Redis (Debian: redis-server); ARGS=--quick as CI does
 	$(BIN)/python -m mypy --config-file integrations/kv/pyproject.toml
-	cd integrations/kv && ../../$(if $(KV_QUICK),$(BIN)/python -m pytest,$(KV)/bin/python -m pytest tests tests/real_*.py) $(filter-out --quick,$(ARGS))
+	cd integrations/kv && ../../$(if $(KV_QUICK),$(BIN)/python -m pytest,$(KV)/bin/python -m pytest -o python_files='test_*.py real_*.py') $(filter-out --quick,$(ARGS))
 	$(if $(KV_QUICK),,LMCACHE_LOG_LEVEL=WARNING $(KV)/bin/python integrations/kv/tests/bench_kv.py)
 
 examples: .venv/.test build ## run every example
