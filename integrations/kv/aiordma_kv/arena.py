@@ -23,7 +23,7 @@ from typing import NamedTuple
 ALIGNMENT = 4096
 TRAILER_SIZE = 32
 LOCK_SECONDS = 60.0  # until a lock or a reservation expires
-MAX_RESERVATIONS = 1024  # of one holder, because each may need a separate memory key
+MAX_RESERVATIONS = 1024  # of one holder; each may need a separate memory key
 MAX_LOCKS = 1 << 16  # blocks that one holder can lock
 MAX_EVICTED = 4  # bytes evicted for a new block, as a multiple of its length
 MAX_EVICTIONS = 1 << 14  # blocks evicted by one call, because no other client is served meanwhile
@@ -140,7 +140,8 @@ class Arena:
         """Reserve an extent for a new block, evicting unlocked blocks if necessary.
 
         If the result is None although the key is not stored (see `contains`), the space or the
-        key may be held by a session that is too slow: reclaim the `expired` holders and retry.
+        key may be held by a session that is too slow. Call `suspend_expired`, release the suspended
+        holders, and try again.
 
         Returns:
             The place to write to. None if the key is already stored or reserved, if there is not

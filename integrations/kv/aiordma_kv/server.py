@@ -1,4 +1,4 @@
-"""The server: one arena, and the functions that clients call to find their way in it.
+"""The server: one arena, and the functions with which clients reserve and find blocks in it.
 
 Data never passes through this program unless connections are encrypted. Each client gets the right
 to read the whole arena, and the right to write exactly the extents it has reserved. Both rights end
@@ -22,7 +22,7 @@ from aiordma import Rights, rpc
 from .arena import MAX_EVICTIONS, Arena, Place, memory_length
 from .common import MAX_KEYS, MAX_SIZE, RegisteredMemory, check_keys, make_config, max_calls
 
-MAX_HOSTS = 1000  # client hosts with counters of their own
+MAX_HOSTS = 1000  # client hosts that are counted separately; further ones count as "other"
 MADV_POPULATE_WRITE = 23  # since Linux 5.14; not in the module mmap
 
 logger = logging.getLogger("aiordma_kv.server")

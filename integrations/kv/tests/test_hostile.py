@@ -258,7 +258,9 @@ async def test_commit_during_a_reserve_call_gives_no_access(stack: AsyncExitStac
     assert await client.call("contains", [b"d", b"e"]) == [False, False]
 
 
-async def test_one_client_cannot_reserve_or_lock_more_than_half(stack: AsyncExitStack) -> None:
+async def test_reserve_and_locate_refuse_more_than_half_of_the_arena_to_one_client(
+    stack: AsyncExitStack,
+) -> None:
     served = await serve(stack, pages=8)
     client, other = [await raw_client(stack, served) for _ in range(2)]
     wanted = [[b"%d" % number, PAGE] for number in range(8)]
@@ -267,7 +269,9 @@ async def test_one_client_cannot_reserve_or_lock_more_than_half(stack: AsyncExit
     assert (await other.call("reserve", wanted))["places"].count(None) == 4
 
 
-async def test_one_client_has_a_limited_number_of_reservations(stack: AsyncExitStack) -> None:
+async def test_reserve_refuses_more_than_max_reservations_to_one_client(
+    stack: AsyncExitStack,
+) -> None:
     served = await serve(stack, pages=4 * MAX_RESERVATIONS)
     client = await raw_client(stack, served)
     wanted = [[b"%d" % number, 1] for number in range(MAX_RESERVATIONS + 1)]
@@ -276,7 +280,7 @@ async def test_one_client_has_a_limited_number_of_reservations(stack: AsyncExitS
     assert len(reply["tokens"]) == 1
 
 
-async def test_one_client_has_a_limited_number_of_locks(
+async def test_locate_refuses_more_than_max_locks_to_one_client(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aiordma_kv.arena.MAX_LOCKS", 2)

@@ -689,7 +689,7 @@ async def test_padding_between_blocks_is_not_transferred(
     assert views == [block(1, 100), block(2, PAGE + 1)]
 
 
-async def test_one_bad_trailer_of_a_merged_transfer_is_one_miss(stack: AsyncExitStack) -> None:
+async def test_get_misses_only_the_block_whose_trailer_is_wrong(stack: AsyncExitStack) -> None:
     served = await serve(stack, pages=64)
     memory = memoryview(bytearray(4 * PAGE))
     client = await stack.enter_async_context(Client([served.name], memory=memory))
