@@ -321,14 +321,15 @@ class AddressedEndpoint(RailEndpoint):
         return self.endpoint.pack() + hello.pack()
 
     def connect(
-        self, remote: Endpoint, address: Address | None, *, peer_authenticated: bool = False
+        self, remote: Endpoint, address: Address | None, *, peer_authenticated: bool
     ) -> None:
         """Connect the queue pair. Afterwards, the caller must tell the peer that it may send.
 
         Args:
             remote: The peer's endpoint.
             address: The peer's address. If it is None, the address in `remote` is not checked.
-            peer_authenticated: Whether the peer has proved the key, so that it may access memory.
+            peer_authenticated: Whether the peer may access memory: it has proved the key, or no key
+                is required.
 
         Raises:
             ForeignAddressError: If `remote` contains an address other than `address`.
@@ -344,8 +345,7 @@ class AddressedEndpoint(RailEndpoint):
         if address is not None and not self.config.allow_other_addresses:
             self._check_address(remote, address)
         config = self.config
-        may_access = peer_authenticated or self.security.auth is None
-        rights = REMOTE_RIGHTS if may_access else NO_RIGHTS
+        rights = REMOTE_RIGHTS if peer_authenticated else NO_RIGHTS
         try:
             with route_errors():
                 self.qp.connect(

