@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import click
+import uvloop
 
 import aiordma
 
@@ -99,6 +100,6 @@ def serve(
             store.close()
 
     try:
-        asyncio.run(run())
+        uvloop.run(run())
     except (aiordma.RDMAError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+import uvloop
+
 from .client import Client
 from .common import disable_polling
 
@@ -51,7 +53,7 @@ class ThreadClient:
 
     def _run(self, started: Future[None]) -> None:
         try:
-            with asyncio.Runner() as runner:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._serve(started))
         except BaseException as error:
             if started.done():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from aiordma_kv import Client, Store, server
 
 import aiordma
@@ -19,6 +20,8 @@ from aiordma import rpc, testing
 
 HOST = "127.0.0.1"
 PAGE = 4096
+
+uvloop.new_event_loop().close()  # libuv keeps a pipe that it creates for its first loop
 
 
 @pytest.fixture(autouse=True)

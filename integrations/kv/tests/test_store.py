@@ -915,7 +915,7 @@ def test_thread_client_raises_an_error_if_it_cannot_create_an_event_loop(
     def fail() -> None:
         raise OSError("no descriptors")
 
-    monkeypatch.setattr("asyncio.events.new_event_loop", fail)
+    monkeypatch.setattr("uvloop.new_event_loop", fail)
     with pytest.raises(OSError, match="no descriptors"):
         ThreadClient([f"{HOST}:1"])
 
