@@ -169,7 +169,7 @@ class Arena:
         holder.reserved_bytes += length
         return place
 
-    def commit(self, holder: Holder, key: bytes, generation: int) -> Place | None:
+    def commit(self, holder: Holder, generation: int) -> Place | None:
         """Write the trailer of a reserved block and make the block visible.
 
         Every write share of the extent must have ended before the call.
@@ -177,13 +177,12 @@ class Arena:
         Returns:
             The place of the block. None if this holder has no such reservation or is suspended.
         """
-        reservation = holder._reservations.get(generation)
-        if reservation is None or reservation.block.key != key or holder.is_suspended:
+        if generation not in holder._reservations or holder.is_suspended:
             return None
         block = self._end_reservation(holder, generation)
         place = block.place
-        self._write_trailer(place.offset, pack_trailer(key, place.size, generation))
-        self._stored[key] = self._unlocked[place.offset] = block
+        self._write_trailer(place.offset, pack_trailer(block.key, place.size, generation))
+        self._stored[block.key] = self._unlocked[place.offset] = block
         self._stored_bytes += place.size
         return place
 
@@ -219,16 +218,16 @@ class Arena:
         holder._locks.move_to_end(place.generation)
         return place
 
-    def locked_place(self, holder: Holder, key: bytes, generation: int) -> Place | None:
+    def locked_place(self, holder: Holder, generation: int) -> Place | None:
         """Return the place of a block that this holder has locked, or None if it has not."""
         lock = holder._locks.get(generation)
-        return lock.block.place if lock is not None and lock.block.key == key else None
+        return None if lock is None else lock.block.place
 
-    def unlock(self, holder: Holder, key: bytes, generation: int) -> bool:
+    def unlock(self, holder: Holder, generation: int) -> bool:
         """Release one lock. Returns False if this holder has no such lock."""
-        if self.locked_place(holder, key, generation) is None:
+        lock = holder._locks.get(generation)
+        if lock is None:
             return False
-        lock = holder._locks[generation]
         lock.count -= 1
         if not lock.count:
             self._end_lock(holder, generation)

@@ -211,10 +211,12 @@ class Client:
     async def unlock(self, keys: Sequence[bytes]) -> list[bool]:
         """Release one lock of each key. Returns whether there was a lock."""
         work = [
-            (lock.session, (key, lock.generation)) if (lock := self._pop_lock(key)) else None
+            (lock.session, lock.generation) if (lock := self._pop_lock(key)) else None
             for key in check_keys(keys)
         ]
-        return await self._run(work, lambda session, items: session.calls.call("unlock", items))
+        return await self._run(
+            work, lambda session, generations: session.calls.call("unlock", generations)
+        )
 
     async def delete(self, keys: Sequence[bytes]) -> list[bool]:
         """Remove blocks from all connected servers. Returns whether each key was stored."""
@@ -244,8 +246,10 @@ class Client:
 
     def _route(self, key: bytes, item: T) -> tuple[ServerSession, T] | None:
         """Return an item and the session with the server that stores this key, if connected."""
-        pairs = ((session, item) for session in self._sessions.values())
-        return max(pairs, key=lambda pair: _weight(pair[0].server, key), default=None)
+        sessions = self._sessions.values()
+        if len(sessions) > 1:  # the hash takes time
+            return max(sessions, key=lambda session: _weight(session.server, key)), item
+        return next(((session, item) for session in sessions), None)
 
     def _find_lock(self, key: bytes, size: int) -> Lock | None:
         """Return the latest lock of a key if the block has this size."""

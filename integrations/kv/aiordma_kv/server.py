@@ -57,19 +57,23 @@ def _check_key_list(keys: object) -> list[bytes]:
     return check_keys(_check_list(keys))
 
 
-def _check_pair(pair: object, kind: type) -> tuple[bytes, Any]:
-    if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) is not kind:
-        raise ValueError(f"invalid argument: expected a key and {kind.__name__}")
-    [key] = check_keys(pair[:1])
-    return key, pair[1]
-
-
-def _check_pairs(pairs: object) -> list[tuple[bytes, int]]:
-    """Check a list of [key, size] or [key, generation]."""
-    checked = [_check_pair(pair, int) for pair in _check_list(pairs)]
-    if not all(0 < number <= MAX_SIZE for _, number in checked):
+def _check_numbers(numbers: object) -> list[int]:
+    items = _check_list(numbers)
+    checked = [item for item in items if type(item) is int and 0 < item <= MAX_SIZE]
+    if len(checked) != len(items):
         raise ValueError(f"invalid argument: expected numbers from 1 to {MAX_SIZE}")
     return checked
+
+
+def _check_pairs(pairs: object) -> list[tuple[bytes, Any]]:
+    """Check a list of lists of two items, of which the first is a key."""
+    items = _check_list(pairs)
+    checked = [item for item in items if isinstance(item, list) and len(item) == 2]
+    if len(checked) != len(items):
+        raise ValueError("invalid argument: expected lists of two items")
+    return list(
+        zip(check_keys([key for key, _ in checked]), [it for _, it in checked], strict=True)
+    )
 
 
 def _merge(places: Iterable[Place]) -> list[list[Place]]:
@@ -97,7 +101,7 @@ class ClientSession:
         self._read_share = None if self._region is None else self._share(self._region, Rights.READ)
         self._counters = store.counters(conn)
         self.holder = self._arena.attach()
-        self._write_shares: dict[tuple[bytes, int], aiordma.Share] = {}  # by key and generation
+        self._write_shares: dict[int, aiordma.Share] = {}  # by generation
         self.released: asyncio.Task[None] = asyncio.create_task(self._release_when_closed())
 
     def functions(self) -> dict[str, rpc.Function]:
@@ -128,17 +132,17 @@ class ClientSession:
             stored, or None if the key is reserved or there is no room for the block.
         """
         blocks = _check_pairs(wanted)
+        _check_numbers([size for _, size in blocks])
         assert self._region is not None
         reserved = await self._reserve(blocks)
-        keys = {place: key for (key, _), place in zip(blocks, reserved, strict=True) if place}
         tokens: list[bytes] = []
         places: dict[Place | None, list[int]] = {}
         try:
-            for run in _merge(keys):
+            for run in _merge(filter(None, reserved)):
                 start, end = run[0].offset, run[-1].end
                 share = self._share(self._region[start:end], Rights.WRITE)
                 for place in run:
-                    self._write_shares[keys[place], place.generation] = share
+                    self._write_shares[place.generation] = share
                     places[place] = [len(tokens), place.offset - start, place.generation]
                 tokens.append(share.token.pack())
         except BaseException:
@@ -173,29 +177,23 @@ class ClientSession:
         found = zip(blocks, places, strict=True)
         return all(place or arena.contains(key) for (key, _), place in found)
 
-    async def _end_writing(self, blocks: list[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
-        """Revoke the write shares of reserved blocks, and return those that were reserved.
-
-        A block that another call of this client reserves in the meantime is not in the result. The
-        caller must not end its reservation, because its share is still in use. Use the result
-        before the next `await`: another call could end the reservations.
-        """
-        shares = {it: self._write_shares[it] for it in blocks if it in self._write_shares}
-        for share in set(shares.values()):
-            await share.ready()  # revoking takes effect immediately only if the key works
-        for block, share in shares.items():
-            share.revoke()
-            self._write_shares.pop(block, None)
-        return set(shares)
-
-    async def commit(self, pairs: object) -> list[bool]:
+    async def commit(self, generations: object) -> list[bool]:
         """Make written blocks visible. Each result is False for an unknown reservation."""
-        blocks = _check_pairs(pairs)
-        ended = await self._end_writing(blocks)
-        return [block in ended and self._commit(*block) for block in blocks]
+        checked = _check_numbers(generations)
+        # A block that another call reserves while this one waits must not be committed: its write
+        # share is not revoked here.
+        reserved = self._write_shares.keys() & checked
+        shares = {self._write_shares[generation] for generation in reserved}
+        for share in shares:
+            await share.ready()  # revoking takes effect immediately only if the key works
+        for share in shares:
+            share.revoke()
+        for generation in reserved:
+            self._write_shares.pop(generation, None)
+        return [generation in reserved and self._commit(generation) for generation in checked]
 
-    def _commit(self, key: bytes, generation: int) -> bool:
-        place = self._arena.commit(self.holder, key, generation)
+    def _commit(self, generation: int) -> bool:
+        place = self._arena.commit(self.holder, generation)
         self._counters["stored_bytes"] += 0 if place is None else place.size
         return place is not None
 
@@ -208,10 +206,10 @@ class ClientSession:
         self._counters.update(hits=len(sizes), misses=misses, located_bytes=sum(sizes))
         return [place and (place.offset, place.size, place.generation) for place in places]
 
-    async def unlock(self, pairs: object) -> list[bool]:
-        """Release one lock of each [key, generation]."""
-        blocks = _check_pairs(pairs)
-        return [self._arena.unlock(self.holder, *block) for block in blocks]
+    async def unlock(self, generations: object) -> list[bool]:
+        """Release one lock of each block."""
+        checked = _check_numbers(generations)
+        return [self._arena.unlock(self.holder, generation) for generation in checked]
 
     async def delete(self, keys: object) -> list[bool]:
         """Remove blocks. A locked block becomes invisible now, and is freed when it is unlocked."""
@@ -227,17 +225,19 @@ class ClientSession:
 
     async def store(self, pair: object) -> bool:
         """Store a block that arrived in the message. True also if the key is already stored."""
-        key, data = _check_pair(pair, bytes)
+        [(key, data)] = _check_pairs([pair])
+        if not isinstance(data, bytes):
+            raise ValueError("invalid argument: expected a key and bytes")
         [place] = await self._reserve([(key, len(data))])
         if place is not None:
             self._store.memory[place.offset : place.offset + place.size] = data
-            self._commit(key, place.generation)
+            self._commit(place.generation)
         return self._arena.contains(key)
 
-    async def load(self, pair: object) -> bytes | None:
-        """Return the data of the block [key, generation], or None if the client has no lock."""
-        [block] = _check_pairs([pair])
-        place = self._arena.locked_place(self.holder, *block)
+    async def load(self, generation: object) -> bytes | None:
+        """Return the data of a block, or None if the client has not locked it."""
+        [checked] = _check_numbers([generation])
+        place = self._arena.locked_place(self.holder, checked)
         return place and bytes(self._store.memory[place.offset : place.offset + place.size])
 
 

@@ -85,21 +85,26 @@ class ServerSession:
         transfers: list[_Transfer] = []
         expected_next = None
         for region_index, start, view in blocks:
-            offset, end = None, start + len(view)
-            if self.memory is not None and not view.readonly:
-                address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-                offset = address - self.memory.address
-                if not 0 <= offset <= len(self.memory) - len(view):
-                    offset = None
+            offset = self._registered_offset(view)
             if expected_next != (region_index, start, offset):
                 transfers.append(_Transfer(region_index, view, offset))
-            transfer, expected_next = transfers[-1], None
+            transfer = transfers[-1]
             transfer.starts.append(start)
-            transfer.end = end
-            if self.memory is not None and offset is not None:
-                transfer.memory = self.memory[transfer.local_offset : offset + len(view)]
-                expected_next = (region_index, end, offset + len(view))
+            transfer.end = start + len(view)
+            if offset is not None:
+                expected_next = (region_index, transfer.end, offset + len(view))
+        for transfer in transfers:
+            if (offset := transfer.local_offset) is not None and self.memory is not None:
+                length = transfer.end - transfer.starts[0]
+                transfer.memory = self.memory[offset : offset + length]
         return transfers
+
+    def _registered_offset(self, view: memoryview) -> int | None:
+        """Return the offset of a buffer in the registered memory, or None if it is elsewhere."""
+        if self.memory is None or view.readonly:
+            return None
+        offset = ctypes.addressof(ctypes.c_char.from_buffer(view)) - self.memory.address
+        return offset if 0 <= offset <= len(self.memory) - len(view) else None
 
     async def put(self, blocks: Sequence[tuple[bytes, memoryview]]) -> list[bool]:
         """Store blocks. Returns whether each one is stored."""
@@ -118,9 +123,7 @@ class ServerSession:
             async with self.conn.batch() as batch:
                 for each in self._transfers((*places[i][:2], blocks[i][1]) for i in written):
                     batch.write(each.memory, regions[each.region_index][each.starts[0] : each.end])
-            committed = await self.calls.call(
-                "commit", [(blocks[i][0], places[i][2]) for i in written]
-            )
+            committed = await self.calls.call("commit", [places[i][2] for i in written])
             for i, is_stored in zip(written, committed, strict=True):
                 places[i] = is_stored
         return places
@@ -128,7 +131,7 @@ class ServerSession:
     async def get(self, blocks: Sequence[tuple[bytes, Lock, memoryview]]) -> list[bool]:
         """Read locked blocks. Returns whether the data is what was located."""
         if self.arena is None:
-            return [await self._load(key, lock, view) for key, lock, view in blocks]
+            return [await self._load(lock, view) for _, lock, view in blocks]
         transfers = self._transfers((0, lock.offset, view) for _, lock, view in blocks)
         find_trailer = partial(trailer_offset, len(self.arena))
         spans = [
@@ -152,8 +155,8 @@ class ServerSession:
             for (key, lock, _), position in zip(blocks, positions, strict=True)
         ]
 
-    async def _load(self, key: bytes, lock: Lock, view: memoryview) -> bool:
-        data = await self.calls.call("load", (key, lock.generation))
+    async def _load(self, lock: Lock, view: memoryview) -> bool:
+        data = await self.calls.call("load", lock.generation)
         if data is None or len(data) != len(view):
             return False
         view[:] = data

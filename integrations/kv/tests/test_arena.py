@@ -55,7 +55,7 @@ def reserve(arena: Arena, holder: Holder, key: bytes, pages: int = 1, now: float
 
 def put(arena: Arena, holder: Holder, key: bytes, pages: int = 1) -> Place:
     place = reserve(arena, holder, key, pages)
-    assert arena.commit(holder, key, place.generation)
+    assert arena.commit(holder, place.generation)
     return place
 
 
@@ -84,7 +84,7 @@ def test_commit_writes_trailer_into_the_table(view: type) -> None:
     place = arena.reserve(holder, b"a", 2 * PAGE - 1, 0.0)
     assert place == Place(0, 2 * PAGE - 1, 1 << 63, 2 * PAGE)
     assert bytes(memory) == bytes(len(data))
-    assert arena.commit(holder, b"a", 1 << 63)
+    assert arena.commit(holder, 1 << 63)
     expected = [make_trailer(b"a", 2 * PAGE - 1, 1 << 63), *[bytes(TRAILER_SIZE)] * 3]
     assert trailers_of(memory, 4) == expected
     assert bytes(memory[: 4 * PAGE]) == bytes(4 * PAGE)
@@ -155,7 +155,7 @@ def test_reserved_block_is_invisible_until_commit() -> None:
     assert not arena.contains(b"key")
     assert arena.locate(holder, b"key", 0.0) is None
     assert not arena.delete(b"key")
-    assert arena.commit(holder, b"key", place.generation)
+    assert arena.commit(holder, place.generation)
     assert arena.contains(b"key")
     assert arena.locate(holder, b"key", 0.0) == place
 
@@ -165,21 +165,17 @@ def test_reserve_refuses_a_key_that_exists() -> None:
     place = reserve(arena, holder, b"key")
     other = arena.attach()
     assert arena.reserve(other, b"key", 1, 0.0) is None
-    assert arena.commit(holder, b"key", place.generation)
+    assert arena.commit(holder, place.generation)
     assert arena.reserve(other, b"key", 1, 0.0) is None
 
 
 def test_commit_refuses_foreign_wrong_and_ended_reservations() -> None:
     arena, holder = make_arena(8)
     place = reserve(arena, holder, b"key")
-    for who, key, generation in (
-        (arena.attach(), b"key", place.generation),
-        (holder, b"key", place.generation + 1),
-        (holder, b"other", place.generation),
-    ):
-        assert arena.commit(who, key, generation) is None
-    assert arena.commit(holder, b"key", place.generation) == place
-    assert arena.commit(holder, b"key", place.generation) is None
+    assert arena.commit(arena.attach(), place.generation) is None
+    assert arena.commit(holder, place.generation + 1) is None
+    assert arena.commit(holder, place.generation) == place
+    assert arena.commit(holder, place.generation) is None
     assert arena.contains(b"key")
 
 
@@ -209,7 +205,7 @@ def test_eviction_takes_the_least_recently_used_block() -> None:
     arena, holder = make_arena(4)
     places = {key: put(arena, holder, key) for key in (b"a", b"b", b"c", b"d")}
     locate(arena, holder, b"a")
-    assert arena.unlock(holder, b"a", places[b"a"].generation)
+    assert arena.unlock(holder, places[b"a"].generation)
     assert put(arena, holder, b"e").offset == places[b"b"].offset
     assert [key for key in (b"a", b"b", b"c", b"d", b"e") if arena.contains(key)] == [
         b"a",
@@ -234,7 +230,7 @@ def test_large_block_evicts_neighbours_of_the_oldest_block() -> None:
     for key in keys(8):
         put(arena, holder, key)
     for key in (b"1", b"2"):  # recently used
-        assert arena.unlock(holder, key, locate(arena, holder, key).generation)
+        assert arena.unlock(holder, locate(arena, holder, key).generation)
     place = reserve(arena, holder, b"large", 4)
     assert place.offset == 0
     assert [arena.contains(key) for key in keys(8)] == [False] * 4 + [True] * 4
@@ -245,7 +241,7 @@ def test_large_block_evicts_beyond_a_free_extent() -> None:
     for key in keys(8):
         put(arena, holder, key)
     arena.delete(b"1")
-    assert arena.unlock(holder, b"2", locate(arena, holder, b"2").generation)  # recently used
+    assert arena.unlock(holder, locate(arena, holder, b"2").generation)  # recently used
     assert reserve(arena, holder, b"large", 3).offset == 0
     assert [arena.contains(key) for key in keys(8)] == [False] * 3 + [True] * 5
 
@@ -287,15 +283,14 @@ def test_number_of_evictions_for_a_block_is_limited_but_repetition_succeeds() ->
 def test_locked_place_is_known_to_its_holder_until_the_unlock() -> None:
     arena, holder = make_arena(4)
     place = put(arena, holder, b"key")
-    assert arena.locked_place(holder, b"key", place.generation) is None
+    assert arena.locked_place(holder, place.generation) is None
     locate(arena, holder, b"key")
     assert arena.delete(b"key")
-    assert arena.locked_place(holder, b"key", place.generation) == place
-    assert arena.locked_place(holder, b"other", place.generation) is None
-    assert arena.locked_place(holder, b"key", place.generation + 1) is None
-    assert arena.locked_place(arena.attach(), b"key", place.generation) is None
-    assert arena.unlock(holder, b"key", place.generation)
-    assert arena.locked_place(holder, b"key", place.generation) is None
+    assert arena.locked_place(holder, place.generation) == place
+    assert arena.locked_place(holder, place.generation + 1) is None
+    assert arena.locked_place(arena.attach(), place.generation) is None
+    assert arena.unlock(holder, place.generation)
+    assert arena.locked_place(holder, place.generation) is None
 
 
 def test_holder_has_a_limited_number_of_reservations_and_locks(
@@ -323,7 +318,7 @@ def test_reserve_succeeds_again_after_a_lock_ends() -> None:
     first = locate(arena, holder, b"1")
     locate(arena, arena.attach(), b"2")
     assert arena.reserve(holder, b"large", PAGE + 1, 0.0) is None
-    assert arena.unlock(holder, b"1", first.generation)
+    assert arena.unlock(holder, first.generation)
     assert arena.reserve(holder, b"large", PAGE + 1, 0.0) is not None
 
 
@@ -343,7 +338,7 @@ def test_holder_reserves_at_most_half_of_the_arena() -> None:
     places = [reserve(arena, holder, key) for key in keys(4)]
     assert arena.reserve(holder, b"more", 1, 0.0) is None
     assert arena.reserve(arena.attach(), b"more", 1, 0.0) is not None
-    assert arena.commit(holder, b"0", places[0].generation)
+    assert arena.commit(holder, places[0].generation)
     assert arena.reserve(holder, b"after commit", 1, 0.0) is not None
 
 
@@ -355,7 +350,7 @@ def test_holder_locks_at_most_half_of_the_arena() -> None:
     assert arena.locate(holder, b"4", 0.0) is None
     assert arena.locate(arena.attach(), b"4", 0.0) is not None
     locate(arena, holder, b"0")  # locked already
-    assert arena.unlock(holder, b"1", places[1].generation)
+    assert arena.unlock(holder, places[1].generation)
     locate(arena, holder, b"4")
 
 
@@ -365,10 +360,10 @@ def test_locks_are_counted() -> None:
     locate(arena, holder, b"key")
     locate(arena, holder, b"key")
     assert arena.delete(b"key")
-    assert arena.unlock(holder, b"key", place.generation)
+    assert arena.unlock(holder, place.generation)
     assert arena.stats()["locked_bytes"] == PAGE
-    assert arena.unlock(holder, b"key", place.generation)
-    assert not arena.unlock(holder, b"key", place.generation)
+    assert arena.unlock(holder, place.generation)
+    assert not arena.unlock(holder, place.generation)
     assert arena.stats()["free_bytes"] == 2 * PAGE
 
 
@@ -376,9 +371,8 @@ def test_unlock_refuses_locks_of_another_holder() -> None:
     arena, holder = make_arena(4)
     place = put(arena, holder, b"key")
     locate(arena, holder, b"key")
-    assert not arena.unlock(arena.attach(), b"key", place.generation)
-    assert not arena.unlock(holder, b"other", place.generation)
-    assert not arena.unlock(holder, b"key", place.generation + 1)
+    assert not arena.unlock(arena.attach(), place.generation)
+    assert not arena.unlock(holder, place.generation + 1)
     assert arena.stats()["locked_bytes"] == PAGE
 
 
@@ -394,10 +388,10 @@ def test_deleted_block_keeps_its_extent_until_the_last_unlock() -> None:
     assert arena.locate(holder, b"key", 0.0) is None
     new = put(arena, holder, b"key")
     assert new.offset != old.offset
-    assert arena.unlock(holder, b"key", old.generation)
+    assert arena.unlock(holder, old.generation)
     number = old.offset // PAGE
     assert trailers_of(memory, 4)[number] == make_trailer(b"key", old.size, old.generation)
-    assert arena.unlock(other, b"key", old.generation)
+    assert arena.unlock(other, old.generation)
     assert trailers_of(memory, 4)[number] == bytes(TRAILER_SIZE)
     assert arena.contains(b"key")
 
@@ -425,7 +419,7 @@ def test_oldest_lock_expires_when_another_was_renewed(is_unlocked: bool) -> None
         locate(arena, holder, key)
     locate(arena, holder, b"0", 30.0)
     if is_unlocked:
-        assert arena.unlock(holder, b"1", 2)
+        assert arena.unlock(holder, 2)
     arena.suspend_expired(LOCK_SECONDS)
     assert holder.is_suspended is not is_unlocked
 
@@ -452,8 +446,8 @@ def test_suspended_holder_can_only_unlock() -> None:
     arena.suspend_expired(LOCK_SECONDS)
     assert arena.reserve(holder, b"new", 1, 0.0) is None
     assert arena.locate(holder, b"stored", 0.0) is None
-    assert not arena.commit(holder, b"reserved", reserved.generation)
-    assert arena.unlock(holder, b"stored", stored.generation)
+    assert not arena.commit(holder, reserved.generation)
+    assert arena.unlock(holder, stored.generation)
     assert arena.stats()["reserved_bytes"] == PAGE
 
 
@@ -471,7 +465,7 @@ def test_release_frees_reservations_and_locks_once() -> None:
     assert (stats["reserved_bytes"], stats["locked_bytes"], stats["holders"]) == (0, 0, 0)
     assert stats["free_bytes"] == 7 * PAGE
     assert (holder.reserved_bytes, holder.locked_bytes) == (0, 0)
-    assert not arena.commit(holder, b"reserved", place.generation)
+    assert not arena.commit(holder, place.generation)
     assert arena.reserve(holder, b"new", 1, 0.0) is None
     assert arena.reserve(arena.attach(), b"reserved", 1, 0.0) is not None
 
@@ -601,7 +595,7 @@ class ArenaMachine(RuleBasedStateMachine):
         for key in self.KEYS[first : first + count]:
             block = self.do_reserve(holder, key, size)
             if block is not None:
-                self.do_commit(block, holder, key)
+                self.do_commit(block, holder)
 
     def do_reserve(self, holder: int, key: bytes, size: int) -> Block | None:
         length = -(-size // PAGE) * PAGE
@@ -644,20 +638,15 @@ class ArenaMachine(RuleBasedStateMachine):
         return block
 
     @precondition(lambda self: self.blocks)
-    @rule(
-        pick=st.integers(0, 7),
-        holder=st.none() | st.sampled_from(HOLDERS),
-        key=st.none() | st.sampled_from(KEYS),
-    )
-    def commit(self, pick: int, holder: int | None, key: bytes | None) -> None:
+    @rule(pick=st.integers(0, 7), holder=st.none() | st.sampled_from(HOLDERS))
+    def commit(self, pick: int, holder: int | None) -> None:
         candidates = [b for b in self.live() if b.state == "reserved"] or self.blocks
         block = candidates[pick % len(candidates)]
-        holder = block.owner if holder is None else holder
-        self.do_commit(block, holder, block.key if key is None else key)
+        self.do_commit(block, block.owner if holder is None else holder)
 
-    def do_commit(self, block: Block, holder: int, key: bytes) -> None:
-        is_own = block.state == "reserved" and block.owner == holder and block.key == key
-        place = self.arena.commit(self.holders[holder], key, block.place.generation)
+    def do_commit(self, block: Block, holder: int) -> None:
+        is_own = block.state == "reserved" and block.owner == holder
+        place = self.arena.commit(self.holders[holder], block.place.generation)
         if is_own and not self.suspended[holder]:
             assert place == block.place
             block.state = "stored"
@@ -696,18 +685,13 @@ class ArenaMachine(RuleBasedStateMachine):
         block.locks[holder] = [count + 1, self.now + LOCK_SECONDS, self.locates]
 
     @precondition(lambda self: self.blocks)
-    @rule(
-        pick=st.integers(0, 7),
-        holder=st.none() | st.sampled_from(HOLDERS),
-        key=st.none() | st.sampled_from(KEYS),
-    )
-    def unlock(self, pick: int, holder: int | None, key: bytes | None) -> None:
+    @rule(pick=st.integers(0, 7), holder=st.none() | st.sampled_from(HOLDERS))
+    def unlock(self, pick: int, holder: int | None) -> None:
         candidates = [b for b in self.live() if b.locks] or self.blocks
         block = candidates[pick % len(candidates)]
         holder = next(iter(block.locks), 0) if holder is None else holder
-        key = block.key if key is None else key
-        expected = holder in block.locks and key == block.key
-        assert self.arena.unlock(self.holders[holder], key, block.place.generation) is expected
+        expected = holder in block.locks
+        assert self.arena.unlock(self.holders[holder], block.place.generation) is expected
         if expected:
             block.locks[holder][0] -= 1
             if not block.locks[holder][0]:
@@ -820,11 +804,9 @@ BUGS: dict[str, tuple[str, ...]] = {
         "for generation in ()",
     ),
     "the first unlock releases all locks": ("        if not lock.count:\n", "        if True:\n"),
-    "unlock ignores the key": ("lock is not None and lock.block.key == key", "lock is not None"),
-    "commit ignores the key": (" or reservation.block.key != key", ""),
     "a suspended holder can commit": (
-        "reservation.block.key != key or holder.is_suspended",
-        "reservation.block.key != key",
+        "generation not in holder._reservations or holder.is_suspended",
+        "generation not in holder._reservations",
     ),
     "a suspended holder can lock": (
         "if block is None or holder.is_suspended:",
@@ -838,8 +820,8 @@ BUGS: dict[str, tuple[str, ...]] = {
         "",
     ),
     "trailers are not written": (
-        "        self._write_trailer(place.offset, pack_trailer(key, place.size, generation))\n",
-        "",
+        "self._write_trailer(place.offset, pack_trailer(block.key, place.size, generation))",
+        "pass",
     ),
     "trailers of the last pages are shared": (
         "trailer_offset(len(self._memory), offset)",

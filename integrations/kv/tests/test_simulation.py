@@ -185,7 +185,7 @@ class Cluster:
             await asyncio.sleep(delay())
             await write(data[HALF:], region[HALF:SIZE])
             await asyncio.sleep(delay())
-            if await calls.call("commit", [[key, generation]]) == [False]:
+            if await calls.call("commit", [generation]) == [False]:
                 operation.refused()
         if random.random() < 0.2:  # write data that nobody may ever read
             await write(contents(self.next_number()), region[:SIZE])
@@ -335,7 +335,7 @@ def ignore_locks(patch: pytest.MonkeyPatch) -> None:
     def locate(self: Arena, holder: Holder, key: bytes, now: float) -> Place | None:
         place = original(self, holder, key, now)
         if place is not None:
-            self.unlock(holder, key, place.generation)
+            self.unlock(holder, place.generation)
         return place
 
     patch.setattr(Arena, "locate", locate)
