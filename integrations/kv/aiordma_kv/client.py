@@ -98,6 +98,8 @@ class Client:
         self._addresses = {name: parse_address(name) for name in servers}
         if not self._addresses:
             raise ValueError("no servers given")
+        if len(set(self._addresses.values())) < len(servers):
+            raise ValueError(f"duplicate server in {servers}")
         if not 0 < timeout < math.inf:
             raise ValueError(f"invalid timeout {timeout}: expected a finite number of seconds")
         if memory is not None:
@@ -362,11 +364,13 @@ class Client:
                         self._forget(session)
             except Exception as error:  # including invalid replies
                 is_permanent = not is_temporary(error)
-                is_raised = is_permanent and not attempt.done()
-                # Warn once about each kind of error, because there can be an attempt each second.
-                level = logging.INFO if is_raised or warned is type(error) else logging.WARNING
-                logger.log(level, "cannot connect to %s: %s", name, error)
-                warned = type(error)
+                if is_permanent and not attempt.done():
+                    error.add_note(f"cannot connect to {name}")  # `__aenter__` raises it
+                else:
+                    # Warn once about each kind of error, because there can be an attempt a second.
+                    level = logging.INFO if warned is type(error) else logging.WARNING
+                    logger.log(level, "cannot connect to %s: %s", name, error)
+                    warned = type(error)
                 _settle(attempt, error if is_permanent else None)
             await asyncio.sleep(delay * random.uniform(0.5, 1))
             delay = min(2 * delay, MAX_DELAY)

@@ -468,6 +468,17 @@ async def test_permanent_errors_of_later_attempts_are_logged_as_warnings(
             await asyncio.sleep(0.01)
 
 
+async def test_error_of_the_first_connection_names_the_server_and_is_not_logged(
+    stack: AsyncExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "aiordma_kv")
+    served = await serve(stack, auth=KEY)
+    with pytest.raises(aiordma.AuthenticationError) as caught:
+        await Client([served.name], auth=KEY[::-1]).__aenter__()
+    assert caught.value.__notes__ == [f"cannot connect to {served.name}"]
+    assert [it for it in caplog.records if it.name.startswith("aiordma_kv")] == []
+
+
 async def test_client_starts_without_its_server(stack: AsyncExitStack) -> None:
     served = await serve(stack)
     await served.server.close()
@@ -486,6 +497,12 @@ async def test_client_reports_that_it_has_connected_after_a_failure(
     start_process("--size", "1M", port=port)
     await wait_connected(client)
     assert warnings_in(caplog)[-1] == f"connected to {HOST}:{port}"
+
+
+@pytest.mark.parametrize("other", ["127.0.0.1:7480", "[127.0.0.1]:7480"])
+def test_client_rejects_duplicate_servers(other: str) -> None:
+    with pytest.raises(ValueError, match="duplicate server in"):
+        Client(["127.0.0.1:7480", other])
 
 
 def test_client_rejects_a_string_instead_of_a_list_of_servers() -> None:
