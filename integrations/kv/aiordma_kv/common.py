@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import aiordma
@@ -13,6 +14,7 @@ MAX_KEY_SIZE = 256
 MAX_SIZE = 1 << 62
 MAX_MESSAGE = 2 << 20  # longer than a message with MAX_KEYS keys
 MAX_ENCRYPTED_BLOCK = 32 << 20
+MIN_AUTH_SIZE = 16  # bytes of a pre-shared key, a limit of aiordma
 
 
 def max_calls(encrypt: bool) -> int:
@@ -41,6 +43,18 @@ def parse_address(text: str, min_port: int = 1) -> tuple[str, int]:
     if not host or not port.isdecimal() or not min_port <= int(port) < 1 << 16:
         raise ValueError(f"invalid address {text!r}: expected HOST:PORT")
     return host, int(port)
+
+
+def read_key(path: str | Path | None) -> bytes | None:
+    """Return the pre-shared key in a file, or None without a path."""
+    if path is None:
+        return None
+    key = Path(path).read_bytes()
+    if len(key) < MIN_AUTH_SIZE:
+        raise ValueError(
+            f"invalid key file {path}: expected at least {MIN_AUTH_SIZE} bytes, got {len(key)}"
+        )
+    return key
 
 
 def check_keys(keys: Sequence[object]) -> list[bytes]:

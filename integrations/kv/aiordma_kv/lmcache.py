@@ -13,13 +13,14 @@ from concurrent.futures import Future
 from dataclasses import fields
 from hashlib import blake2b
 from itertools import compress, count
-from pathlib import Path
 from typing import Any, ParamSpec
 
 from . import Client, ThreadClient
+from .common import read_key
 
 TESTED_VERSION = "0.5.6"
 KEY_FIELDS = {"chunk_hash", "model_name", "kv_rank", "object_group_id", "cache_salt"}
+PARAMETERS = ["servers", "auth_file", "encrypt", "device", "timeout"]
 
 
 def _unsupported(reason: str) -> ImportError:
@@ -94,9 +95,10 @@ class L2Adapter(L2AdapterInterface):
     """
 
     def __init__(self, params: dict[str, Any], l1_memory_desc: L1MemoryDesc | None = None) -> None:
-        options = dict(params)
-        if (auth_file := options.pop("auth_file", None)) is not None:
-            options["auth"] = Path(auth_file).read_bytes()
+        if unknown := sorted(params.keys() - PARAMETERS):
+            raise ValueError(f"unknown adapter_params {unknown}: expected {PARAMETERS}")
+        options = {"servers": [], **params}
+        options["auth"] = read_key(options.pop("auth_file", None))
         if l1_memory_desc is not None:
             size = l1_memory_desc.stable_registration_size or l1_memory_desc.size
             options["memory"] = (ctypes.c_char * size).from_address(l1_memory_desc.ptr)

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from hashlib import blake2b
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
 from . import ThreadClient
+from .common import read_key
 
 
 def _unsupported(problem: object) -> ImportError:
@@ -87,7 +87,7 @@ class Tier(SecondaryTierManager):
         self._hits_this_step: list[Lookup] = []
         self._finished: list[str] = []
         self._jobs: dict[Future[list[bool]], tuple[TransferJob, list[OffloadKey]]] = {}
-        auth = None if auth_file is None else Path(auth_file).read_bytes()
+        auth = read_key(auth_file)
         self._client = ThreadClient(servers, memory=self._memory, auth=auth, **options)
 
     def on_new_request(self, req_context: ReqContext) -> base.RequestOffloadingContext:

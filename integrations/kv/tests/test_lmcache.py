@@ -494,6 +494,25 @@ async def test_adapter_ignores_servers_with_an_invalid_size(
     assert await engine.store(keys(1), objects(1)) == SIZE
 
 
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "no servers given"),
+        ({"servers": f"{HOST}:1"}, "servers must be a list of HOST:PORT, not a string"),
+        ({"servers": [f"{HOST}:1"], "auth": ""}, r"params \['auth'\]: expected \['servers'"),
+    ],
+)
+def test_adapter_names_invalid_parameters(params: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        L2Adapter(params)
+
+
+def test_adapter_names_a_key_file_that_is_too_short(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"short")
+    with pytest.raises(ValueError, match=f"invalid key file {tmp_path}"):
+        L2Adapter({"servers": [f"{HOST}:1"], "auth_file": str(tmp_path / "key")})
+
+
 async def test_adapter_rejects_an_empty_path_of_the_key() -> None:
     with pytest.raises(OSError, match="directory"):
         L2Adapter({"servers": [f"{HOST}:1"], "auth_file": ""})

@@ -411,6 +411,12 @@ def test_tier_accepts_the_options_of_vllm_and_of_the_server(
     assert engine.load(keys(1), [1]) == (True, set(keys(1)))
 
 
+def test_tier_names_a_key_file_that_is_too_short(server: Process, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"short")
+    with pytest.raises(ValueError, match=f"invalid key file {tmp_path}"):
+        Engine(server.name, auth_file=str(tmp_path / "key"))
+
+
 def test_unknown_options_raise_type_error(server: Process) -> None:
     with pytest.raises(TypeError, match="severs"):
         Engine(server.name, severs=[])
