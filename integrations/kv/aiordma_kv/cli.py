@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import time
 from pathlib import Path
 
 import click
 import uvloop
 
 import aiordma
+from aiordma.errors import host_port
 
 from .arena import ALIGNMENT
-from .common import MAX_SIZE, disable_polling, parse_address
+from .common import MAX_SIZE, disable_polling, parse_address, read_key
 from .server import Store, allocate, start_server
 
 GRACE = 5.0
 """The time for calls in progress to finish when the server is shut down, in seconds."""
+
+REPORT_INTERVAL = 10.0
+"""Minimum time between two warnings about rejected clients, so that they cannot fill the log."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -36,6 +41,7 @@ def parse_size(text: str) -> int:
 
 
 @click.group()
+@click.version_option(package_name="aiordma-kv")
 def main() -> None:
     """Store KV-cache blocks in memory that clients read and write over RDMA."""
 
@@ -63,11 +69,10 @@ def serve(
 ) -> None:
     """Serve a block store on HOST and PORT until SIGTERM or SIGINT.
 
-    Port 0 selects a free port. When the server is ready, it prints its device and port.
+    Port 0 selects a free port. When the server is ready, it prints its device and address.
     """
     if encrypt and auth_file is None:
         raise click.UsageError("--encrypt requires --auth-file")
-    auth = None if auth_file is None else auth_file.read_bytes()
     if metrics is not None:
         try:
             from .metrics import serve_metrics  # noqa: PLC0415
@@ -76,9 +81,21 @@ def serve(
                 "--metrics requires prometheus_client: pip install 'aiordma-kv[prometheus]'"
             ) from error
 
+    next_report = 0.0
+
+    def report_rejection(change: aiordma.ConnectionChange) -> None:
+        nonlocal next_report
+        now = time.monotonic()
+        if isinstance(change.error, aiordma.AuthenticationError) and now >= next_report:
+            next_report = now + REPORT_INTERVAL
+            click.echo(f"rejected {change.peer}: {change.error}", err=True)
+
     async def run() -> None:
         disable_polling()
+        auth = read_key(auth_file)
         metrics_address = None if metrics is None else parse_address(metrics, min_port=0)
+        # Report an invalid address or device now, because allocating memory can take minutes.
+        await (await aiordma.listen(host, port, auth=auth, encrypt=encrypt, device=device)).close()
         try:
             memory = allocate(size)
         except OSError as error:
@@ -87,12 +104,14 @@ def serve(
         terminated = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, terminated.set)
+        aiordma.add_connection_hook(report_rejection)
         server = await start_server(store, host, port, auth=auth, device=device)
         try:
             size_mib = store.arena.size >> 20
-            lines = [f"serving {size_mib} MiB on {server.device}, port {server.port}"]
+            address = host_port((host, server.port))
+            lines = [f"serving {size_mib} MiB on {server.device} at {address}"]
             if metrics_address is not None:
-                lines.append(f"serving metrics on port {serve_metrics(store, *metrics_address)}")
+                lines.append(f"serving metrics at {serve_metrics(store, *metrics_address)}")
             click.echo("\n".join(lines))
             await terminated.wait()
         finally:

@@ -9,6 +9,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, core, make_wsgi_app
 
+from aiordma.errors import host_port
 from aiordma.prometheus import Collector
 
 from .server import Store
@@ -47,8 +48,8 @@ class _Server(WSGIServer):
         pass
 
 
-def serve_metrics(store: Store, host: str, port: int) -> int:
-    """Serve metrics in another thread until the process ends. Returns the port."""
+def serve_metrics(store: Store, host: str, port: int) -> str:
+    """Serve metrics in another thread until the process ends. Returns the URL."""
     registry = CollectorRegistry()
     registry.register(_StoreCollector(store))
     registry.register(Collector())
@@ -56,4 +57,4 @@ def serve_metrics(store: Store, host: str, port: int) -> int:
     server = _Server((host, port), _Handler)
     server.set_app(make_wsgi_app(registry))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server.server_port
+    return f"http://{host_port((host, server.server_port))}/metrics"

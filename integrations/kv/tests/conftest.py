@@ -111,7 +111,7 @@ class Process:
         assert self.popen.stdout is not None
         self.ready = self.popen.stdout.readline()
         assert self.ready.startswith("serving"), self.ready + self.popen.stdout.read()
-        self.port = int(self.ready.rsplit(maxsplit=1)[1])
+        self.port = int(self.ready.rsplit(":", 1)[1])
         self.name = f"{HOST}:{self.port}"
 
     def end(self) -> None:

@@ -20,13 +20,14 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiordma_kv import Client, ThreadClient, allocate, cli, metrics
 from aiordma_kv import server as server_module
 from aiordma_kv.arena import LOCK_SECONDS, memory_length, trailer_offset
 from aiordma_kv.client import _weight
-from aiordma_kv.common import max_calls, parse_address
+from aiordma_kv.common import max_calls, parse_address, read_key
 from click.testing import CliRunner
 
 import aiordma
@@ -73,7 +74,7 @@ async def test_get_returns_blocks_of_another_client(stack: AsyncExitStack) -> No
 
 def test_processes_exchange_blocks(start_process: StartProcess) -> None:
     server = start_process("--size", "16M")
-    assert server.ready.startswith("serving 16 MiB on embedded0, port ")
+    assert server.ready.startswith(f"serving 16 MiB on embedded0 at {HOST}:")
     program = f"""
 import asyncio, aiordma_kv
 async def main():
@@ -948,6 +949,20 @@ def test_thread_client_raises_errors_of_the_first_connection(
         assert client.put([b"key"], [b"x"]).result() == [True]
 
 
+def test_server_reports_rejected_clients_at_a_limited_rate(
+    start_process: StartProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_bytes(KEY)
+    server = start_process("--size", "1M", "--auth-file", str(tmp_path / "key"))
+    for key in (KEY[::-1], None, KEY[::-1]):
+        with pytest.raises(aiordma.AuthenticationError):
+            ThreadClient([server.name], auth=key)
+    server.popen.terminate()
+    [line] = server.popen.communicate(timeout=30)[0].splitlines()
+    assert line.startswith(f"rejected {HOST}:")
+    assert "does not have the key" in line
+
+
 def test_server_exits_on_sigterm(start_process: StartProcess) -> None:
     server = start_process("--size", "1M")
     with ThreadClient([server.name]):
@@ -956,14 +971,14 @@ def test_server_exits_on_sigterm(start_process: StartProcess) -> None:
     assert (server.popen.returncode, output) == (0, "")
 
 
-def metrics_port(server: Process) -> int:
-    """Return the port for metrics, which the server prints."""
+def metrics_url(server: Process) -> str:
+    """Return the URL of the metrics, which the server prints."""
     assert server.popen.stdout is not None
-    return int(server.popen.stdout.readline().removeprefix("serving metrics on port "))
+    return server.popen.stdout.readline().removeprefix("serving metrics at ").rstrip()
 
 
-def read_metrics(host: str, port: int) -> list[str]:
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=30) as reply:
+def read_metrics(url: str) -> list[str]:
+    with urllib.request.urlopen(url, timeout=30) as reply:
         text: str = reply.read().decode()
     return text.splitlines()
 
@@ -973,7 +988,7 @@ def test_metrics_are_served_to_prometheus(start_process: StartProcess) -> None:
     with ThreadClient([server.name]) as client:
         client.put([b"key"], [b"x" * 100]).result()
         client.locate([b"key", b"unknown"]).result()
-        lines = read_metrics(HOST, metrics_port(server))
+        lines = read_metrics(metrics_url(server))
     server.popen.terminate()
     assert server.popen.communicate(timeout=30)[0] == ""
     assert "aiordma_kv_hits_total 1.0" in lines
@@ -987,7 +1002,9 @@ def test_metrics_are_served_over_ipv6(start_process: StartProcess) -> None:
     except OSError:
         pytest.skip("IPv6 is not available")
     server = start_process("--size", "1M", "--metrics", "[::1]:0")
-    assert "aiordma_kv_blocks 0.0" in read_metrics("[::1]", metrics_port(server))
+    url = metrics_url(server)
+    assert url.startswith("http://[::1]:")
+    assert "aiordma_kv_blocks 0.0" in read_metrics(url)
 
 
 def test_idle_connections_to_the_metrics_do_not_keep_clients_from_connecting(
@@ -999,7 +1016,7 @@ def test_idle_connections_to_the_metrics_do_not_keep_clients_from_connecting(
         server = start_process("--size", "1M", "--metrics", f"{HOST}:0")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    port = metrics_port(server)
+    port = urlsplit(metrics_url(server)).port
     with ExitStack() as stack:
         for _ in range(300):
             idle = stack.enter_context(socket.socket())
@@ -1069,11 +1086,42 @@ def test_allocate_ignores_only_kernels_that_cannot_populate_memory(
             allocate(PAGE)
 
 
-def test_metrics_are_checked_before_memory_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise AssertionError("allocated")
 
     monkeypatch.setattr(cli, "allocate", fail)
+
+
+@pytest.mark.usefixtures("no_allocation")
+def test_address_and_device_are_checked_before_memory_is_allocated(
+    start_process: StartProcess,
+) -> None:
+    port = start_process("--size", "1M").port
+    result = CliRunner().invoke(cli.main, ["serve", HOST, str(port)])
+    assert (result.exit_code, "in use" in result.output.lower()) == (1, True)
+    assert "unknown0" in run_serve("--device", "unknown0")
+
+
+@pytest.mark.usefixtures("no_allocation")
+def test_server_names_an_invalid_key_file(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(b"short")
+    message = f"invalid key file {path}: expected at least 16 bytes, got 5"
+    assert message in run_serve("--auth-file", str(path))
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=str(path)):
+        read_key(path)
+
+
+def test_version_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", {"aiordma-kv": "1.2.3"}.get)
+    assert "version 1.2.3" in CliRunner().invoke(cli.main, ["--version"]).output
+
+
+@pytest.mark.usefixtures("no_allocation")
+def test_metrics_are_checked_before_memory_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "expected HOST:PORT" in run_serve("--metrics", "host:x")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "aiordma_kv.metrics")
