@@ -37,7 +37,7 @@ from ._core.async_only import AsyncIteration
 from ._event_loop import shutdown
 from ._event_loop.affinity import LoopAffinity
 from ._event_loop.driver import EventDriver
-from ._event_loop.id_events import ENDED, IdEvents, check_name, make_id
+from ._event_loop.id_events import ENDED, IdEvents, check_device_name, make_id
 from ._event_loop.wait_queue import WaitQueue
 from .async_queue_pair import AsyncQueuePair
 from .errors import BufferStateError, ConnectionManagerError, VerbsError, host_port
@@ -135,7 +135,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         """
         self.id.resolve_addr(address, source, _RESOLVE_TIMEOUT)
         await self.expect(cm.EventType.ADDR_RESOLVED)
-        check_name(self.id, self._device and (self._device,), address)
+        check_device_name(self.id, self._device and (self._device,), address)
 
     async def resolve_route(self) -> None:
         """Find the route to the peer. Call this after resolving the peer's address.

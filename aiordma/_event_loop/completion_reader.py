@@ -42,7 +42,7 @@ class CompletionReader:
         self._drain = channel._drain_to
         self._poller: Poller = Poller(table)
         self._polling = AdaptivePolling(spin_us)
-        self._continue_scheduled = False  # whether a call for the rest is scheduled
+        self._continue_scheduled = False  # whether `_continue_draining` is scheduled
         # A task spins briefly before it waits, and the loop spins for longer before it sleeps.
         wakeups = table.wakeups
         wakeups.brief_spin_us = min(BRIEF_SPIN_US, self._polling.spin_us)
@@ -80,6 +80,8 @@ class CompletionReader:
 
     def _on_brief_spin(self, drained: int) -> None:
         """Handle the slow path of `Poller.spin_before_wait`, for a task that is about to wait."""
+        # Another poll follows if the caller of the drain that woke the task polls again, or if a
+        # spin is scheduled.
         polls_again = self._poller.polls_again or self._poller.spin_scheduled
         self._handle(drained, polls_again=polls_again)
 
@@ -116,9 +118,15 @@ class CompletionReader:
             self._polling.missed()
 
     def _handle(self, drained: int | None = None, *, polls_again: bool) -> bool:
-        """Handle pending completions; return False if there is no reason to poll again soon.
+        """Handle pending completions; return whether to expect more of them soon.
 
-        `drained` is the result of the first drain if the caller has already done it.
+        More are expected if this call found completions or the device made progress, but not if the
+        reader has been closed or the channel has failed.
+
+        Args:
+            drained: The result of the first drain if the caller has already done it.
+            polls_again: Whether the caller will poll again soon if this call finds completions.
+                Peers need not notify this loop until then.
         """
         poller, table = self._poller, self._poller.table
         if poller.closed:

@@ -174,6 +174,8 @@ class Driver(ConfiguredResource):
 
     def _reset_after_fork(self) -> None:
         super()._reset_after_fork()
+        # If a callback of a drain has forked, `Wakeups.is_in_loop` would otherwise be true in the
+        # child.
         self.table.wakeups.calling_back = False
         self._reader.close()
 
@@ -283,7 +285,8 @@ class Driver(ConfiguredResource):
     def _on_async_event(self, event: verbs.AsyncEvent) -> None:
         """Deliver an event to the queue pairs that it affects."""
         if event.type is verbs.EventType.DEVICE_FATAL:
-            # Make the next connection create a new driver, which opens the device again.
+            # Make the next connection create a new driver, which opens the device again. Nobody can
+            # acquire this driver any more, so it need not wait for another user.
             self._unregister()
             self.has_idle_timeout = False
             error = DeviceEventError(event.type.name, device=self.context.name)
@@ -341,9 +344,8 @@ class ContextEvents(PerLoopResource):
 
     def take(self) -> None:
         """Read the device's pending events, and deliver them to the subscribers."""
-        if (
-            not self._closed and not self._context.closed
-        ):  # either may have been closed since the fd became readable
+        # Either may have been closed since the fd became readable.
+        if not self._closed and not self._context.closed:
             for event in self._context.async_events():
                 self.deliver(self._context, event)
 

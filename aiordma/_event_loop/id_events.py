@@ -44,6 +44,7 @@ class IdEvents:
             self._next_arrival.set_result(None)
 
     def _explained(self, error: ConnectionManagerError | None) -> RDMAError | None:
+        """Return the exception to raise for an event's error. A subclass may add the reason."""
         return error
 
     async def expect(self, wanted: cm.EventType) -> cm.ConnectionEvent:
@@ -78,9 +79,8 @@ class IdEvents:
             try:
                 self.id.disconnect()
             except (RDMAError, OSError) as error:
-                logger.debug(
-                    "cannot disconnect: %s", error
-                )  # the peer or the device has already ended the connection
+                # The peer or the device has already ended the connection.
+                logger.debug("cannot disconnect: %s", error)
 
     def release(self) -> None:
         """Close the ID. For internal use only."""
@@ -105,8 +105,13 @@ def make_id(
         raise
 
 
-def check_name(id: cm.ConnectionId, names: Collection[str] | None, address: cm.Address) -> None:
-    """Raise ConnectionManagerError if the resolved device is not one of the named devices."""
+def check_device_name(
+    id: cm.ConnectionId, names: Collection[str] | None, address: cm.Address
+) -> None:
+    """Raise ConnectionManagerError if `address` resolved to a device that is not in `names`.
+
+    If `names` is None, any device is accepted.
+    """
     assert id.context is not None
     if names is not None and id.context.name not in names:
         named = " or ".join(map(repr, names))

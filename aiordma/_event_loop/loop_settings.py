@@ -70,7 +70,10 @@ class ConfiguredResource(PerLoopResource):
         opener: str,
         make: Callable[[asyncio.AbstractEventLoop, Choice], Self],
     ) -> Self:
-        """Add a user as `_acquire` does. `config` and `opener` are the arguments of `choose`."""
+        """Add a user as `_acquire` does, and let `make` create the resource with its settings.
+
+        `config` and `opener` are the arguments of `choose`.
+        """
         choice = choose(config, opener)
         return cls._acquire(key, lambda loop: make(loop, choice), choice.settings)
 

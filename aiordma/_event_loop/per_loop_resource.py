@@ -27,7 +27,7 @@ class PerLoopResource:
     """
 
     has_idle_timeout = False
-    _settings: object = None  # requested by the first user
+    _settings: object = None  # the settings for which it was created
 
     _instances: ClassVar[
         weakref.WeakKeyDictionary[
@@ -76,7 +76,10 @@ class PerLoopResource:
     def _acquire(
         cls, key: object, make: Callable[[asyncio.AbstractEventLoop], Self], settings: object = None
     ) -> Self:
-        """Add a user to the running loop's resource for `key`, which is created if necessary."""
+        """Add a user to the running loop's resource for `key`, calling `make` if there is none.
+
+        If the resource has other users, it keeps the `settings` for which it was created.
+        """
         loop = asyncio.get_running_loop()
         instances = cls._instances.setdefault(loop, {})
         instance = instances.get((cls, key))

@@ -101,9 +101,8 @@ def coroutine_frames(awaited: Any) -> Iterator[FrameType]:
         for kind in ("cr", "gi", "ag"):
             if (frame := getattr(awaited, f"{kind}_frame", None)) is not None:
                 yield frame
-        if (
-            type(awaited).__name__ == "async_generator_asend"
-        ):  # used by `async for`; it has no attributes
+        # `async for` awaits an object of this type, which has none of the attributes used below.
+        if type(awaited).__name__ == "async_generator_asend":
             inner = [it for it in gc.get_referents(awaited) if isinstance(it, AsyncGeneratorType)]
             awaited = inner[0] if inner else None
         else:

@@ -23,7 +23,7 @@ from .. import cm
 from .._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, HELLO_SIZE, TICKET_SIZE, Hello
 from .._core.refusal import is_missing_key_refusal, unpack_refusal
 from .._event_loop.driver import Driver, EventDriver, RequestDriver
-from .._event_loop.id_events import ENDED, IdEvents, check_name, make_id
+from .._event_loop.id_events import ENDED, IdEvents, check_device_name, make_id
 from ..cm.address import Address
 from ..config import Config
 from ..errors import (
@@ -244,7 +244,7 @@ def check_device(
     id: cm.ConnectionId, allowed_devices: Collection[str] | None, address: Address
 ) -> None:
     """Raise if the device is not one of the allowed devices or its port is not active."""
-    check_name(id, allowed_devices, address)
+    check_device_name(id, allowed_devices, address)
     assert id.context is not None
     with route_errors():  # the connection manager does not check whether the port is up
         active_port(id.context, id.port_num)
@@ -272,7 +272,7 @@ class CMListener:
                 id.set_tos(acceptor.config.type_of_service)
             id.bind_addr(address)
             if id.context is not None:
-                check_name(id, allowed_devices, address)
+                check_device_name(id, allowed_devices, address)
             id.listen(backlog)
             self.address = id.local_address or address
         except BaseException:
