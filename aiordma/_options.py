@@ -93,11 +93,12 @@ def complete(call: str, options: O, defaults: O) -> O:
 def shows(types: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
     """Return a decorator that makes `help` list each of a function's `**options`."""
     assert types.__annotations__.keys() <= defaults.keys(), "an option without a default"
+    hints = get_type_hints(types)
     shown = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=value)
-        for hints in [get_type_hints(types)]
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[name], default=value
+        )
         for name, value in defaults.items()
-        for kind in [hints[name]]
     ]
 
     def decorate(function: F) -> F:

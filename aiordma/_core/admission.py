@@ -50,7 +50,7 @@ _TAG_SIZE = 4
 SALT_SIZE = 4
 
 TICKETS = 1024
-"""The number of tickets admitted per challenge. At most three times as many are remembered."""
+"""The number of tickets admitted per challenge. At most twice as many are remembered."""
 
 
 class Challenge(NamedTuple):

@@ -51,6 +51,7 @@ def integer(name: str, value: object, low: int | None = 0, high: int | None = U6
 
 
 def _index(name: str, value: object, low: int | None, high: int | None) -> int:
+    """Convert `value` to an int without checking the bounds, which only the error mentions."""
     try:
         if is_bool := type(value).__name__ in _BOOLS:
             raise TypeError
@@ -161,9 +162,8 @@ def host_name(name: str, value: object, wanted: str = "a str") -> str:
     except UnicodeError:
         what = "each part between dots must have 1 to 63 characters"
         raise ValueError(f"invalid host name {value!r}: {what}") from None
-    if value.count(":") == 1 or not _URL_PUNCTUATION.isdisjoint(
-        value
-    ):  # IPv6 addresses have at least two colons
+    has_port = value.count(":") == 1  # IPv6 addresses have at least two colons
+    if has_port or not _URL_PUNCTUATION.isdisjoint(value):
         raise ValueError(
             f"invalid host {value!r}: a host must not contain a scheme, brackets or a port; "
             "pass the port as a separate argument"

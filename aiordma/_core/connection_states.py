@@ -65,11 +65,12 @@ class Transition(NamedTuple):
 _S, _E, _C = ConnectionState, LifecycleEvent, Cause
 
 
-def _broken_or_aborted(broken: Cause, other: Cause) -> dict[LifecycleEvent, Transition]:
-    return {_E.BROKEN: Transition(_S.ENDED, broken), _E.ABORTED: Transition(_S.ENDED, other)}
+def _broken_or_aborted(broken: Cause, aborted: Cause) -> dict[LifecycleEvent, Transition]:
+    return {_E.BROKEN: Transition(_S.ENDED, broken), _E.ABORTED: Transition(_S.ENDED, aborted)}
 
 
 def _finished_broken_or_aborted(broken: Cause, other: Cause) -> dict[LifecycleEvent, Transition]:
+    """Return the transitions for all ends. `other` is the cause for FINISHED and ABORTED."""
     return {_E.FINISHED: Transition(_S.ENDED, other), **_broken_or_aborted(broken, other)}
 
 

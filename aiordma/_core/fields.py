@@ -31,7 +31,7 @@ class Codec(Protocol):
 
 def _unsigned(value: object, bits: int) -> int:
     # Bools are rejected, because msgpack distinguishes them from integers.
-    if type(value) is int and not value >> bits:  # never 0 for a negative number
+    if type(value) is int and not value >> bits:  # shifting a negative number never gives 0
         return value
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"expected an int, not {type(value).__name__}")

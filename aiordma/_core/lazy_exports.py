@@ -28,8 +28,10 @@ def lazy_exports(
     exports. Submodules are accessible as attributes as well, even if they export nothing. An
     export must not have the name of a submodule, because importing that submodule would hide it.
     """
-    module_of = {name: module for module, listed in names.items() for name in listed.split()}
-    submodules = {name[1:] for name in names if name.startswith(".") and "." not in name[1:]}
+    module_of = {name: module for module, exports in names.items() for name in exports.split()}
+    submodules = {
+        module[1:] for module in names if module.startswith(".") and "." not in module[1:]
+    }
 
     def load(name: str) -> Any:
         if name in module_of:

@@ -402,15 +402,21 @@ NUMBERS: Mapping[type[Message], int] = MappingProxyType(
 """The type number of each message, the third element of its array."""
 
 
-def _codecs(cls: type[Message]) -> tuple[tuple[str, Codec], ...]:
+class _Field(NamedTuple):
+    """A field of a message."""
+
+    name: str
+    codec: Codec
+
+
+def _fields(cls: type[Message]) -> tuple[_Field, ...]:
     hints = get_type_hints(cls, include_extras=True)
-    return tuple((name, get_args(hints[name])[-1]) for name in cls._fields)
+    return tuple(_Field(name, get_args(hints[name])[-1]) for name in cls._fields)
 
 
-# The message class for each type number, and the (name, codec) pairs of its fields. The request id
-# is always the first field.
-_FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
-    number: (cls, _codecs(cls)) for cls, number in NUMBERS.items()
+# The message class for each type number, and its fields. The request id is always the first field.
+_FORMATS: dict[int, tuple[type[Message], tuple[_Field, ...]]] = {
+    number: (cls, _fields(cls)) for cls, number in NUMBERS.items()
 }
 
 
@@ -454,12 +460,12 @@ def encode(message: Message) -> bytes:
 
 def _encode(message: Message) -> bytes:
     number = NUMBERS[type(message)]
-    _, codecs = _FORMATS[number]
+    _, fields = _FORMATS[number]
     _check_constraints(message)
     values = []
     name = ""
     try:
-        for name, codec in codecs:
+        for name, codec in fields:
             values.append(codec.encode(getattr(message, name)))
     except ValueError as error:
         raise ValueError(f"{type(message).__name__}.{name}: {error}") from None
@@ -489,19 +495,19 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     message_format = _FORMATS.get(number) if type(number) is int else None
     if message_format is None:
         raise ProtocolError(f"the peer sent a control message of unknown type {number!r:.40}")
-    cls, codecs = message_format
-    if type(body) is not list or len(body) != len(codecs) - 1:
+    cls, fields = message_format
+    if type(body) is not list or len(body) != len(fields) - 1:
         raise ProtocolError(
-            f"the peer sent an invalid {cls.__name__}: expected a list of {len(codecs) - 1} fields"
+            f"the peer sent an invalid {cls.__name__}: expected a list of {len(fields) - 1} fields"
         )
     values: list[Any] = []
-    field = codecs[0]
+    field = fields[0]
     try:
-        for field, value in zip(codecs, [request_id, *body], strict=True):
-            values.append(field[1].decode(value))
+        for field, value in zip(fields, [request_id, *body], strict=True):
+            values.append(field.codec.decode(value))
     except ValueError as error:
         raise ProtocolError(
-            f"the peer sent a {cls.__name__} with an invalid {field[0]}: {error}"
+            f"the peer sent a {cls.__name__} with an invalid {field.name}: {error}"
         ) from None
     message = cls(*values)
     try:

@@ -438,8 +438,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-# The validators for the values of a field, by the field's annotation. None of them accepts null. A
-# record must omit an optional field that has no value.
+# The validator for the values of a field and a description of valid values, by the field's
+# annotation. No validator accepts null. A record must omit an optional field that has no value.
 _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "int": (_is_number, "a number of at most 64 bits"),
     "str": (_is_text, "a string"),
@@ -450,6 +450,8 @@ _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     ),
 }
 
+# For each field of each class: its name, whether it is required, the validator of its values, and a
+# description of valid values.
 _FIELDS: dict[type[Record], list[tuple[str, bool, Callable[[object], bool], str]]] = {
     cls: [
         (each.name, each.default is MISSING, *_CHECKS[str(each.type).removesuffix(" | None")])

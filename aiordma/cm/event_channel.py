@@ -23,7 +23,11 @@ _Parameters: TypeAlias = tuple[ConnectionParameters, DatagramParameters | None, 
 
 
 def _read_parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Parameters:
-    """Read an event's parameters. Their type depends on the port space (rdma_get_cm_event(3))."""
+    """Read an event's parameters, and find the multicast group to which it belongs, if any.
+
+    The port space determines whether the event has connection parameters or datagram parameters
+    (rdma_get_cm_event(3)). In a datagram port space, the connection parameters are the defaults.
+    """
     multicast = kind in _MULTICAST
     if not (multicast or id.port_space.datagrams):
         return ConnectionParameters.read(raw.param.conn), None, None
