@@ -41,7 +41,7 @@ from ._event_loop.id_events import ENDED, IdEvents, check_device_name, make_id
 from ._event_loop.wait_queue import WaitQueue
 from .async_queue_pair import AsyncQueuePair
 from .errors import BufferStateError, ConnectionManagerError, VerbsError, host_port
-from .verbs._device.device import name_or_variable, only_device
+from .verbs._device.device import name_or_variable, specific_device_name
 
 # Connection events that no method waits for.
 _IGNORED = frozenset({cm.EventType.ADDR_CHANGE, cm.EventType.TIMEWAIT_EXIT})
@@ -79,7 +79,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         # If no device is given, AIORDMA_DEVICE may name one, which selects the library to use.
         device = name_or_variable(device)
         library = verbs.find_device(device).library
-        self._begin(*make_id(library, port_space), only_device(device))
+        self._begin(*make_id(library, port_space), specific_device_name(device))
 
     def _begin(self, events: EventDriver, id: cm.ConnectionId, device: str | None = None) -> None:
         self._device = device

@@ -64,8 +64,13 @@ def open_files_hint() -> str:
 
 
 def errno_of(code: int) -> int:
-    """Return the errno value of a failed call. Some providers return -1 and set errno."""
-    return code if code > 0 else ffi.errno if code == -1 else -code
+    """Return the errno value of a failed call.
+
+    Some providers return -1 and set errno, and some return the negative errno value.
+    """
+    if code == -1:
+        return ffi.errno
+    return abs(code)
 
 
 def explained(error: VerbsError, detail: str) -> VerbsError:

@@ -108,7 +108,7 @@ class Library:
         return self.table.device.count_served(qp) or None
 
     def enter_cm(self) -> None:
-        """Check that this process may open devices through the connection manager.
+        """Record that this process uses the connection manager, and check that it may do so.
 
         Raises:
             UnsupportedError: In a forked child whose parent had already opened devices. librdmacm

@@ -88,7 +88,11 @@ class CompletionCursor:
         """Return the current completion as a record for :meth:`CompletionQueue._settle`."""
         opcode = 0 if self.status else self._read("opcode")
         qp_num = self._read("qp_num") if getattr(self._extended_cq, "read_qp_num", None) else 0
-        return self.wr_id, self.status, opcode, self.vendor_err, 0, 0, qp_num, 0, 0
+        byte_len = imm_data = src_qp = wc_flags = 0  # `_settle` does not use them
+        return (
+            self.wr_id, self.status, opcode, self.vendor_err, byte_len, imm_data, qp_num, src_qp,
+            wc_flags,
+        )  # fmt: skip
 
     def _read(self, name: str, member: str = "") -> int:
         """Return the value of a field. On an extended queue, ``read_<member>`` reads the value."""

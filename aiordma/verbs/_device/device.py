@@ -62,7 +62,7 @@ def _variable_hint(name: str | None) -> str:
     return f"; {VARIABLE} is {value!r}" if name in value.split(",") and name else ""
 
 
-def only_device(name: str | None) -> str | None:
+def specific_device_name(name: str | None) -> str | None:
     """Return ``name``, or None for "system", which does not name a particular device."""
     return None if name == SYSTEM else name
 
@@ -253,11 +253,11 @@ def find_device(
     if guid is not None:
         guid = integer("guid", guid)
     found = devices()
-    gids: dict[str, str] = {}
+    addresses: dict[str, str] = {}  # for the error message
     for device in found:
         if name not in (None, device.name) or guid not in (None, device.guid):
             continue
-        if ip is None or _has_address(device, GID.from_ip(ip), gids):
+        if ip is None or _has_address(device, GID.from_ip(ip), addresses):
             return device
     wanted = [f"the address {ip}"] if ip is not None else []
     wanted += [f"the GUID {guid:#018x}"] if guid is not None else []
@@ -269,9 +269,9 @@ def find_device(
         elif str(name).startswith("embedded"):
             hint += "; set AIORDMA_EMBEDDED_DEVICES (1 to 4) to have more embedded devices"
         raise DeviceNotFoundError(str(name), names, detail=hint)
-    details = (
-        gids if ip is not None else {device.name: f"GUID {device.guid:#018x}" for device in found}
-    )
+    details = addresses
+    if ip is None:
+        details = {device.name: f"GUID {device.guid:#018x}" for device in found}
     raise DeviceNotFoundError(
         name or "",
         names,
@@ -280,15 +280,20 @@ def find_device(
     )
 
 
-def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
-    """Return whether a device has this GID. Add the device's addresses or its error to ``gids``."""
+def _has_address(device: Device, gid: GID, addresses: dict[str, str]) -> bool:
+    """Return whether a device has this GID.
+
+    Add an entry for the device to ``addresses``: its addresses, or the reason why they are unknown.
+    """
     try:
         with device.open() as context:
             table = [entry.gid for entry in context.query_gid_table()]
     except VerbsError as error:  # for example EACCES; another device may match
-        gids[device.name] = str(error)
+        addresses[device.name] = str(error)
         return False
-    gids[device.name] = ", ".join(dict.fromkeys(str(entry.ip) for entry in table)) or "no address"
+    addresses[device.name] = (
+        ", ".join(dict.fromkeys(str(entry.ip) for entry in table)) or "no address"
+    )
     return gid in table
 
 

@@ -352,8 +352,8 @@ def reg_mr(
     try:
         if iova is not None or rights & _OPTIONAL_RIGHTS:
             return library.calls.ibv_reg_mr_iova2(pd.pointer, memory, length, addr, rights), addr
-        register = library.reg_own_mr if fully_mapped else library.calls.ibv_reg_mr
-        return register(pd.pointer, memory, length, rights), addr
+        reg_mr_call = library.reg_own_mr if fully_mapped else library.calls.ibv_reg_mr
+        return reg_mr_call(pd.pointer, memory, length, rights), addr
     except UnsupportedError as error:
         what = f"memory regions with {access!r}"
         raise pd.context._unsupported_error(what, error.verb, error.errno or 0) from None
@@ -391,6 +391,8 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
 
     If ``region`` is already in ``pd``, it is returned. Otherwise, the first call registers a new
     region, and later calls reuse it. The new region is closed when ``region`` or ``pd`` is closed.
+    The address of ``region`` must be the actual address of its memory, not a different ``iova``.
+
     The function raises the same exceptions as :meth:`ProtectionDomain.reg_pointer`, and
     BufferStateError if ``region`` is closed.
     """
@@ -403,9 +405,8 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
             del region.elsewhere[closed_pd]
         # The new region is a child of the original one, which keeps the memory mapped and in place.
         memory, length = ffi.cast("void *", region.addr), region.length
-        pointer, addr = reg_mr(
-            pd, memory, length, region.access, None, fully_mapped=bool(region.page_size)
-        )
+        is_own_memory = region.page_size != 0  # allocated by this library, so certainly mapped
+        pointer, addr = reg_mr(pd, memory, length, region.access, None, fully_mapped=is_own_memory)
         copy = MemoryRegion(pd, pointer, addr, length, region.access, parent=region.node)
         region.elsewhere[pd] = copy
     return copy

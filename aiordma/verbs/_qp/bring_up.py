@@ -73,6 +73,7 @@ class BringUp(Resource[h.ibv_qp]):
     qp_type: QPType
     _pd: verbs.ProtectionDomain | None
     _posted: PostedWork | None
+    """The tracked work, or None if the queue pair does not track its work."""
 
     @property
     def pd(self) -> verbs.ProtectionDomain:
@@ -465,6 +466,10 @@ class BringUp(Resource[h.ibv_qp]):
     def _transition_error(
         self, error: VerbsError, check: TransitionCheck, mask: QPAttrMask, changes: QPChanges
     ) -> VerbsError:
+        """Return the error of a failed transition, with its states and likely reasons.
+
+        ``changes`` contains the route if the transition uses it.
+        """
         states = f"from {check.current.name} to {check.next.name}"
         detail = f"cannot change {self._label()} ({check.qp_type.name}) {states}"
         try:
@@ -473,6 +478,7 @@ class BringUp(Resource[h.ibv_qp]):
             actual = check.current
         if actual is not check.current:
             detail += f"; the device reports the state {actual.name}"
+        # If the transition sets the route, the more likely reason is the route, described below.
         if error.errno == errno.EINVAL and not mask & QPAttrMask.AV:
             detail += f"; attributes: {mask!r}"
         vector = changes.get("ah_attr")

@@ -203,7 +203,10 @@ def _address(resource: Resource[h.ibv_ah] | Resource[h.ibv_mw] | verbs.MemoryReg
 
 
 def _shared_union_values(wr: SendWorkRequest) -> tuple[int, int, int, int, int, int]:
-    """Return the values of the first six unions in ``struct aiordma_send``."""
+    """Return the values of the first six unions in ``struct aiordma_send``, in order.
+
+    See native/verbs/interface.h for the members of each union.
+    """
     if (bind := wr.bind) is not None:
         mw, mr = _address(bind.mw), _address(bind.mr)
         return mw, mr, bind.addr, bind.length, bind.rkey, int(bind.access)

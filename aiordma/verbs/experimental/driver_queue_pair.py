@@ -130,7 +130,10 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         remote_key: int,
         dc: h.mlx5dv_qp_ex | h.Null = ffi.NULL,
     ) -> None:
-        """Post one request to the given peer."""
+        """Post one request to the given peer.
+
+        ``dc`` is this queue pair's mlx5 structure if it is a DC initiator.
+        """
         if wr.opcode not in _OPERATIONS:
             raise self.context._unsupported_error(
                 f"{WROpcode(wr.opcode).name} on a {self._label()}", "ibv_wr_start"
