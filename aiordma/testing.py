@@ -141,9 +141,10 @@ def _never_happened(
         found = re.match(r"[\d.]+", value)
         probability = float(found[0]) if found else 1.0
         may_happen = chances or kind.opportunity in traced
-        is_due = probability >= 1 or (probability > 0 and not may_happen)
+        is_expected = probability >= 1 or (probability > 0 and not may_happen)
+        # A fault that is not traced, such as a delay, has happened if it had an opportunity.
         happened = getattr(counts, kind.counter, 0) or (kind.fault or kind.opportunity) in traced
-        if is_due and not happened:
+        if is_expected and not happened:
             missing.append(part)
     return ", ".join(missing)
 
@@ -461,8 +462,9 @@ def _list_threads() -> dict[tuple[int, int], str]:
         except OSError:  # the thread has ended
             continue
         each = fields.split()
-        if not int(each[6]) & PF_IO_WORKER:
-            threads[int(name), int(each[19])] = python.get(int(name)) or before.partition("(")[2]
+        flags, start_time = int(each[6]), int(each[19])  # fields 9 and 22 in proc(5)
+        if not flags & PF_IO_WORKER:
+            threads[int(name), start_time] = python.get(int(name)) or before.partition("(")[2]
     return threads
 
 

@@ -12,7 +12,8 @@ from aiordma import verbs
 class PortInfo:
     """A device port with its GID and P_Key tables.
 
-    ``chosen`` is the GID that aiordma uses by default.
+    ``pkeys`` contains a pair of index and P_Key for each entry that is not empty. ``chosen`` is the
+    GID that aiordma uses by default.
     """
 
     attributes: verbs.PortAttributes

@@ -120,14 +120,14 @@ def kernel(facts: Facts) -> Iterator[UnnamedFinding]:
         f"{name} ({driver})" if driver else name for name, driver in facts.kernel_devices.items()
     ]
     yield OK, f"the kernel has {', '.join(devices)}"
-    for has, module, purpose in (
+    for is_loaded, module, consequence in (
         (facts.has_uverbs, "ib_uverbs", "no program can use a device"),
         (facts.has_rdma_cm, "rdma_ucm", 'the connection manager (via="cm") cannot be used'),
     ):
-        if not has:
+        if not is_loaded:
             yield (
                 PROBLEM,
-                f"the module {module} is not loaded, so {purpose}",
+                f"the module {module} is not loaded, so {consequence}",
                 f"run `modprobe {module}`, and add it to /etc/modules-load.d/rdma.conf",
             )
 
@@ -138,12 +138,12 @@ def providers(facts: Facts) -> Iterator[UnnamedFinding]:
     if facts.library_problem or not facts.kernel_devices or not facts.has_uverbs:
         return  # reported by another check
     known = {device.name for device in facts.devices}
-    there = ", ".join(facts.providers) or "none"
+    installed_providers = ", ".join(facts.providers) or "none"
     unknown = [name for name in facts.kernel_devices if name not in known]
     for name in unknown:
         yield (
             WARNING if known else PROBLEM,
-            f"libibverbs does not list the kernel's {name}; its providers: {there}",
+            f"libibverbs does not list the kernel's {name}; its providers: {installed_providers}",
             "install the providers (Debian, Ubuntu: ibverbs-providers) in the same version as "
             "libibverbs"
             + (f"; give it the device's node ({facts.container})" if facts.container else ""),
@@ -157,18 +157,18 @@ def permissions(facts: Facts) -> Iterator[UnnamedFinding]:
     """Check that this user can open the nodes in /dev/infiniband."""
     if not facts.kernel_devices:
         return
-    give = (
+    missing_node_advice = (
         f"start the container ({facts.container}) with --device /dev/infiniband"
         if facts.container
         else "run `udevadm trigger`, or install rdma-core, which has the udev rules"
     )
     present = [node.path.rpartition("/")[2] for node in facts.nodes]
-    for beginning, needed in (("uverbs", facts.has_uverbs), ("rdma_cm", facts.has_rdma_cm)):
-        if needed and not any(name.startswith(beginning) for name in present):
+    for prefix, module_is_loaded in (("uverbs", facts.has_uverbs), ("rdma_cm", facts.has_rdma_cm)):
+        if module_is_loaded and not any(name.startswith(prefix) for name in present):
             yield (
                 PROBLEM,
-                f"there is no /dev/infiniband/{beginning}{'*' if beginning == 'uverbs' else ''}",
-                give,
+                f"there is no /dev/infiniband/{prefix}{'*' if prefix == 'uverbs' else ''}",
+                missing_node_advice,
             )
     relevant = [node for node in facts.nodes if "/uverbs" in node.path or "/rdma_cm" in node.path]
     for node in relevant:
@@ -214,11 +214,11 @@ def ports(facts: Facts) -> Iterator[UnnamedFinding]:
     The findings are problems if the machine has no active port, and warnings otherwise.
     """
     any_active = any(port.is_active for device in facts.devices for port in device.ports)
-    wrong = WARNING if any_active else PROBLEM
+    verdict = WARNING if any_active else PROBLEM
     for device in facts.devices:
         if device.problem:
             yield (
-                wrong,
+                verdict,
                 f"{device.name} cannot be opened: {device.problem}",
                 "see the check permissions",
             )
@@ -228,9 +228,9 @@ def ports(facts: Facts) -> Iterator[UnnamedFinding]:
             if port.is_active:
                 yield OK, f"{name} is ACTIVE"
             elif ethernet:
-                yield wrong, f"{name} is {port.attributes.state.name}", CHECK_INTERFACE
+                yield verdict, f"{name} is {port.attributes.state.name}", CHECK_INTERFACE
             else:
-                yield wrong, f"{name} is {port.attributes.state.name}", CHECK_SUBNET_MANAGER
+                yield verdict, f"{name} is {port.attributes.state.name}", CHECK_SUBNET_MANAGER
 
 
 @check("GIDs")

@@ -76,7 +76,10 @@ URL = re.compile(
 def plain_host(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Reject a host with a scheme, brackets, a port or a path, and suggest a correction."""
     found = URL.fullmatch(value or "")
-    if found is None or value in (host := found["ip"] or found["name"], None):
+    if found is None:  # also if there is no value
+        return value
+    host = found["ip"] or found["name"]
+    if value == host:
         return value
     instead = f"--host {host}" if isinstance(param, click.Option) else host
     if (found["port"] or "").isdecimal() and any(it.name == "port" for it in ctx.command.params):

@@ -111,8 +111,9 @@ class MeasurementOptions:
     @classmethod
     def of(cls, **given: Any) -> MeasurementOptions:
         """Create the options from the keyword arguments click passes to a command."""
-        common = {field.name: given.pop(field.name) for field in fields(cls)[1:]}
-        return cls(settings_of(**given), **common)
+        # The first field, `settings`, combines all options that have no field of their own.
+        own_options = {field.name: given.pop(field.name) for field in fields(cls)[1:]}
+        return cls(settings_of(**given), **own_options)
 
 
 def measurement_options(command: Command) -> Command:

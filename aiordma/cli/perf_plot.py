@@ -206,7 +206,7 @@ def to_mb(gbit: float) -> float:
     return gbit / ((1 << 20) * 8 / 1e9)
 
 
-def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -> None:
+def latencies(axes: Axes, record: Record, label_prefix: str, colour: str, marker: str) -> None:
     """Plot a run's median latency by size, and shade the range from the minimum to p99."""
     rows = [row for row in record["results"] if row["latency_us"]]
     sizes = [row["size"] or EMPTY_MESSAGE_X for row in rows]
@@ -221,15 +221,15 @@ def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -
         color=colour,
         alpha=0.14,
         linewidth=0,
-        label=f"{name}min to p99",
+        label=f"{label_prefix}min to p99",
     )
     line: dict[str, Any] = {"color": colour, "marker": marker}
     median = column("latency_us", "median")
-    axes.plot(sizes, median, **line, markersize=5, label=f"{name}median")
+    axes.plot(sizes, median, **line, markersize=5, label=f"{label_prefix}median")
     if record["operation"] in ("send", "write") and all(row["completion_us"] for row in rows):
         line |= {"linestyle": (0, (4, 2)), "linewidth": 1.2, "markerfacecolor": "white"}
         median = column("completion_us", "median")
-        axes.plot(sizes, median, **line, markersize=4, label=f"{name}completion, median")
+        axes.plot(sizes, median, **line, markersize=4, label=f"{label_prefix}completion, median")
 
 
 def plain_numbers(axis: Axis) -> None:

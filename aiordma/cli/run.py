@@ -192,22 +192,23 @@ class ELF:
                 if head[:4] != b"\x7fELF" or len(head) < 52:
                     return None
                 is_64_bit, order = head[4] == 2, "<" if head[5] == 1 else ">"
+                # Read e_machine, e_phoff, and e_phentsize with e_phnum (elf(5)).
                 (machine,) = struct.unpack_from(order + "H", head, 18)
-                (start,) = struct.unpack_from(
+                (table_start,) = struct.unpack_from(
                     order + ("Q" if is_64_bit else "I"), head, 32 if is_64_bit else 28
                 )
-                size, count = struct.unpack_from(order + "HH", head, 54 if is_64_bit else 42)
-                file.seek(start)
-                table = file.read(size * count)
+                entry_size, count = struct.unpack_from(order + "HH", head, 54 if is_64_bit else 42)
+                file.seek(table_start)
+                table = file.read(entry_size * count)
         except (OSError, struct.error):
             return None
         # Only programs that use the dynamic linker have this segment.
         interp = 3  # PT_INTERP
-        types = [
+        segment_types = [
             struct.unpack_from(order + "I", table, at)[0]
-            for at in range(0, len(table) - 3, max(size, 4))
+            for at in range(0, len(table) - 3, max(entry_size, 4))
         ]
-        return cls((head[4], head[5], machine), interp in types)
+        return cls((head[4], head[5], machine), interp in segment_types)
 
 
 def check(path: str) -> None:

@@ -273,26 +273,30 @@ def size_and_rate(total: int, before: int | None, seconds: float) -> str:
 
 def rail_rows(rails: list[RailState], previous: list[RailState], seconds: float) -> list[Row]:
     """Return a row for each rail, or an empty list if the connection has only one rail."""
+    if len(rails) == 1:
+        return []
     before = {rail["device"]: rail for rail in previous}
-    return [
-        {
-            "rail": rail["device"],
-            "state": rail["state"],
-            "since": f"{rail['age']:.0f} s",
-            **{
-                heading: size_and_rate(
-                    transferred_bytes(rail, parts),
-                    transferred_bytes(last, parts) if last else None,
-                    seconds,
-                )
-                for heading, parts in DIRECTIONS.items()
-            },
-            "latest error": rail["error"] or "-",
+    rows: list[Row] = []
+    for rail in rails:
+        last = before.get(rail["device"])
+        transferred = {
+            heading: size_and_rate(
+                transferred_bytes(rail, parts),
+                transferred_bytes(last, parts) if last else None,
+                seconds,
+            )
+            for heading, parts in DIRECTIONS.items()
         }
-        for rail in rails
-        for last in (before.get(rail["device"]),)
-        if len(rails) > 1
-    ]
+        rows.append(
+            {
+                "rail": rail["device"],
+                "state": rail["state"],
+                "since": f"{rail['age']:.0f} s",
+                **transferred,
+                "latest error": rail["error"] or "-",
+            }
+        )
+    return rows
 
 
 def waited(snapshot: Snapshot) -> float:
