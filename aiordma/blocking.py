@@ -160,7 +160,7 @@ class _Call:
             await _log_failure(
                 partial(undo, self.result), "the result of an interrupted call was lost"
             )
-        self.error = None
+        self.error = None  # its traceback may refer to frames that refer to this call
 
 
 class _LoopThread:
@@ -307,7 +307,7 @@ def _close_in_thread(
     try:
         thread.call(function, seconds)
     except ConnectionClosedError:
-        if thread.usable:
+        if thread.usable:  # otherwise, `stop` has ended the call and closed the object
             raise
 
 
@@ -711,9 +711,8 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
         """Drop the writer in the background thread, because its destructor may close the stream."""
         with suppress(RuntimeError):  # the loop has ended, or belongs to the parent process
             if self._thread.usable:
-                self._thread.loop.call_soon_threadsafe(
-                    id, self.asynchronous
-                )  # drop the reference in the background thread
+                # Nothing needs the result of `id`, but the loop drops its argument in its thread.
+                self._thread.loop.call_soon_threadsafe(id, self.asynchronous)
 
     def _read(self, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]) -> bytes:
         """Run `read` in the background thread. An interrupt puts its data back into the buffer."""

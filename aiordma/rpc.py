@@ -166,8 +166,15 @@ def _dump(dumps: Dumps, value: Any) -> Any:
     return data
 
 
-def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> Any:
+def _load(loads: Loads, data: memoryview, function: str, role: str, side: str) -> Any:
     """Return the value decoded from `data`.
+
+    Args:
+        loads: The function that decodes the value.
+        data: The encoded value.
+        function: The name of the called function, for the error.
+        role: "argument" or "result", for the error.
+        side: "server" or "client", for the error.
 
     Raises:
         CallError: If `loads` fails, probably because the peer uses a different `dumps`.
@@ -176,10 +183,10 @@ def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> A
         return loads(data)
     except Exception as error:
         text = (
-            f"loads of the {side} cannot decode the {value}; use the same dumps= and loads= on "
+            f"loads of the {side} cannot decode the {role}; use the same dumps= and loads= on "
             f"both sides: {_error_text(error)}"
         )
-        raise CallError(call, type(error).__name__[:60], printable(text[:_MAX_TEXT])) from error
+        raise CallError(function, type(error).__name__[:60], printable(text[:_MAX_TEXT])) from error
 
 
 def _claim_messages(conn: Connection, owner: str) -> MessageClaim:
@@ -299,8 +306,8 @@ async def serve(
             responding.discard(tasks.pop(number))
 
     async def send_error(number: int, kind: str, text: str) -> None:
-        # `number` has no task if the call was rejected.
-        responding.update([tasks[number]] if number in tasks else [])
+        if number in tasks:  # a rejected call has no task
+            responding.add(tasks[number])
         head = _pack(_ERROR, number, kind)
         max_length = max(0, min(_MAX_TEXT, conn.max_message - len(head)))
         parts = [head, text.encode("utf-8", "replace")[:max_length]]
@@ -397,6 +404,7 @@ class _Calls:
         self.error: RDMAError | None = None  # the error that ended the connection
 
     def release(self, number: int, frame: _Frame | None = None) -> None:
+        """End a call and free its slot. `frame` is the response, or None if there will be none."""
         if answer := self.waiting.pop(number, None):  # ignore a second response
             self.slots.release()
             if not answer.done():

@@ -123,6 +123,10 @@ class _Outbox:
         """Whether some written data could not be sent, or has not yet reached the connection."""
         return bool(self.undelivered or self.size)
 
+    def _has_sendable_message(self) -> bool:
+        """Return whether data fits into the window or, without data, the end is to be sent."""
+        return self._bytes_in_flight < WINDOW if self.size else self.eof_pending
+
     def _take_message(self) -> memoryview:
         """Remove and return the data of the next message, joining small chunks."""
         most = self._max_message_size
@@ -143,11 +147,9 @@ class _Outbox:
 
         `on_sent` is called each time a message has been sent or has failed.
         """
-        while self.send_error is None and (
-            self._bytes_in_flight < WINDOW if self.size else self.eof_pending
-        ):
+        while self.send_error is None and self._has_sendable_message():
             if not self.size:
-                self.eof_pending = False
+                self.eof_pending = False  # an empty message, which follows, ends the stream
             piece = self._take_message()
             try:
                 future = self._messages.send_nowait(piece)
@@ -292,9 +294,8 @@ class StreamTransport(_FlowControlMixin):
         self._closing = False
         self._lost = False
         self._close_task: asyncio.Task[None] | None = None
-        self._connection_watcher: asyncio.Task[None] | None = (
-            None  # detects the connection's end during close
-        )
+        # The task that detects the connection's end while the transport is closing.
+        self._connection_watcher: asyncio.Task[None] | None = None
         self._protocol: Any = None  # duck-typed, possibly without asyncio's base classes
         self.set_protocol(protocol)
         self._loop.call_soon(self._call, "in connection_made()", protocol.connection_made, self)
@@ -525,18 +526,14 @@ class StreamTransport(_FlowControlMixin):
         self._stop_reading()
         # The reading task has stopped, so another task must detect the end of the connection.
         self._connection_watcher = background(self._loop, self._connection.wait_closed())
-        self._connection_watcher.add_done_callback(
-            lambda _: (
-                None
-                if self._close_task
-                else self._force_close(
-                    reset_error(
-                        self._connection, "{} ended the connection before it had read all data"
-                    )
-                )
-            )
-        )
+        self._connection_watcher.add_done_callback(self._on_connection_end)
         self._finish_if_flushed()
+
+    def _on_connection_end(self, _: asyncio.Task[None]) -> None:
+        """End the stream with an error unless `_finish_if_flushed` is closing the connection."""
+        if self._close_task is None:
+            text = "{} ended the connection before it had read all data"
+            self._force_close(reset_error(self._connection, text))
 
     def _stop_reading(self) -> None:
         reader = self._reader
@@ -581,6 +578,7 @@ class StreamTransport(_FlowControlMixin):
         if self._awaits_tls and error is not None and not self._connection._is_ending:
             # Report the error to the client.
             self._connection.abort(ProtocolError(NO_TLS))
+        # After `close`, received data is no longer wanted.
         can_close_cleanly = (
             error is None
             and not self._outbox.has_unsent
