@@ -303,7 +303,10 @@ def _parse_integers(value: object) -> tuple[int, ...]:
 
 
 def _check_layout_limits(layout: _Layout, *more: int) -> None:
-    """Raise ValueError or TypeError if a peer's layout exceeds the limits of numpy or torch."""
+    """Raise ValueError or TypeError if a peer's layout exceeds the limits of numpy or torch.
+
+    `more` are further numbers from the peer that must fit into 64 bits.
+    """
     code, shape, strides, origin = layout
     numbers = (*shape, *strides, origin, *more)
     if len(shape) > 64:

@@ -279,7 +279,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             self._waiters.popleft()
 
     def _check_list(self, requests: object) -> None:
-        self._check()
+        self._check_usable()
         is_valid = isinstance(requests, list | tuple) and all(
             isinstance(request, verbs.SendWorkRequest) for request in requests
         )
@@ -307,7 +307,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         Raises:
             QueueFullError: If the receive queue is full.
         """
-        self._check()
+        self._check_usable()
         number = next(self._numbers)
         self.qp.post_recv((verbs.ReceiveWorkRequest(number, sges),))
         future: Completed = self._loop.create_future()
@@ -433,7 +433,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         if self._channel.closed:
             raise BufferStateError(f"{self!r} is closed")
 
-    def _check(self) -> None:
+    def _check_usable(self) -> None:
         self._check_open()
         if self._cause is not None or self.qp.first_failure is not None:
             raise self._flush_error("work request")
@@ -486,7 +486,7 @@ class ReceiveRing(AsyncIteration):
                 f"cannot post {count} receives of {size} bytes: count must be at least 1, and size "
                 f"must be from 1 to {MAX_MESSAGE_LENGTH}"
             )
-        queue._check()
+        queue._check_usable()
         limit = queue.qp.capabilities.max_recv_wr
         if queue.qp.srq is None and len(queue._receives) + count > limit:
             raise QueueFullError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from ._core.arguments import choice, integer, seconds, truth
 from ._core.region import Rights
@@ -21,8 +21,15 @@ Encrypt = bool | Literal["messages"]
 
 T = TypeVar("T")
 
-_Check = tuple[str, Callable[[str, object], Any], bool, tuple[float, float] | None]
-"""The name, conversion, optionality and limits of a field."""
+
+class _Check(NamedTuple):
+    """How to convert and check the value of a field."""
+
+    name: str
+    convert: Callable[[str, object], Any]
+    is_optional: bool
+    """Whether the value may be None."""
+    limits: tuple[float, float] | None
 
 
 def _ranged(default: T, low: float, high: float) -> T:
@@ -46,9 +53,9 @@ class _Settings:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __post_init__(self) -> None:
-        for name, convert, optional, limits in self._checks:
+        for name, convert, is_optional, limits in self._checks:
             value = getattr(self, name)
-            if value is None and optional:
+            if value is None and is_optional:
                 continue
             setting = f"{type(self).__name__}.{name}"
             value = convert(setting, value)
@@ -284,22 +291,20 @@ _CONVERSIONS: dict[str, Callable[[str, object], Any]] = {
 """The function that converts a value, by the annotation of its field."""
 
 
-def _checks_of(settings: type[_Settings]) -> list[_Check]:
-    return [
-        (
-            it.name,
-            ack_seconds if it.name == "ack_timeout" else _CONVERSIONS[kind],
-            kind != it.type,
-            it.metadata.get("range"),
-        )
-        for it in fields(settings)
-        for kind in [str(it.type).removesuffix(" | None")]
-    ]
+def _check_of(setting: Field[Any]) -> _Check:
+    annotation = str(setting.type)
+    kind = annotation.removesuffix(" | None")
+    return _Check(
+        setting.name,
+        ack_seconds if setting.name == "ack_timeout" else _CONVERSIONS[kind],
+        is_optional=kind != annotation,
+        limits=setting.metadata.get("range"),
+    )
 
 
 _MTUS = (256, 512, 1024, 2048, 4096)
 
-LoopConfig._checks = _checks_of(LoopConfig)
-Config._checks = _checks_of(Config)
+LoopConfig._checks = [_check_of(it) for it in fields(LoopConfig)]
+Config._checks = [_check_of(it) for it in fields(Config)]
 
 DEFAULT = Config()

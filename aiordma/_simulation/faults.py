@@ -196,7 +196,10 @@ def fault_schedule(plan: FaultPlan, seed: int, networks: int) -> Iterator[Schedu
     source, begin = random.Random(f"faults {seed}"), 0.0
 
     def draw_fault(alive: list[str]) -> Fault | None:
-        """Draw a random fault on one of the live hosts that the plan may affect."""
+        """Draw a random fault on one of the live hosts that the plan may affect.
+
+        `begin` and `rates` are the variables of the loop below.
+        """
         victims = [name for name in alive if name in (plan.hosts or alive)]
         if not victims:
             return None

@@ -433,9 +433,9 @@ def _check_register(operations: list[Operation], steps: int) -> str:
         """Return the spans that begin before `end`, as unfinished ones if they end later."""
         return [it if it.end <= end else it.without_end() for it in spans if it.begin < end]
 
-    def spans_since(begin: int) -> list[Span]:
+    def spans_since(begin: int, some: list[Span]) -> list[Span]:
         """Return the spans that end after `begin`, without the ends of those that began earlier."""
-        return [it if it.begin >= begin else it.without_end() for it in part if it.end > begin]
+        return [it if it.begin >= begin else it.without_end() for it in some if it.end > begin]
 
     def is_contradictory(some: list[Span], state: Hashable) -> bool:
         try:
@@ -443,7 +443,8 @@ def _check_register(operations: list[Operation], steps: int) -> str:
         except RuntimeError:  # too many steps, so no contradiction has been proved
             return False
 
-    # Shorten the message: leave out the operations after the first contradiction.
+    # Shorten the message: leave out the operations after the first contradiction. All operations
+    # together are contradictory, so the last end needs no check.
     ends = sorted(it.end for it in spans if it.end < inf)
     last = bisect_left(
         ends,
@@ -453,14 +454,15 @@ def _check_register(operations: list[Operation], steps: int) -> str:
     )
     part = spans_until(ends[last])
     # Also leave out as many earlier operations as possible, now with an unknown initial content.
+    # `first` is the index of the first begin since which there is no contradiction.
     begin_times = [it.begin for it in part]
     first = bisect_left(
-        begin_times, True, key=lambda begin: not is_contradictory(spans_since(begin), UNKNOWN)
+        begin_times, True, key=lambda begin: not is_contradictory(spans_since(begin, part), UNKNOWN)
     )
     given_initial = f"given its initial value {brief(initial)}"
     given_initial += " (History(initial=...) changes it)" if initial_content == 0 else ""
     premise = "regardless of its previous value" if first else given_initial
-    part = spans_since(begin_times[first - 1]) if first else part
+    part = spans_since(begin_times[first - 1], part) if first else part
     name = f"these operations on {operations[0]._target!r}"
     what = f"no order of {name} explains their results, {premise}"
     return _describe(what, [it.it for it in part])

@@ -116,8 +116,10 @@ def accepts_address(bound: Socket, host: str) -> bool:
 
 def conflicts(one: Socket, two: Socket) -> bool:
     """Return whether the local addresses of the two sockets conflict (EADDRINUSE)."""
-    (one_host, port), (two_host, other) = one._local, two._local
-    overlap = port == other and (accepts_address(one, two_host) or accepts_address(two, one_host))
+    (one_host, one_port), (two_host, two_port) = one._local, two._local
+    overlap = one_port == two_port and (
+        accepts_address(one, two_host) or accepts_address(two, one_host)
+    )
     return overlap and not all(it._options.get((SOL_SOCKET, SO_REUSEPORT)) for it in (one, two))
 
 
@@ -389,7 +391,7 @@ class Socket(RealSocket, metaclass=_SocketType):
     dup = detach
 
     def close(self) -> None:
-        """Close the socket, and reset the connection if there is unread data."""
+        """Close the socket. Reset the connection if it is being established or has unread data."""
         if self.fileno() >= 0:
             needs_reset: object = self._request_timer
             with suppress(OSError):

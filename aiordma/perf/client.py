@@ -242,6 +242,10 @@ class PerfClient:
         return result
 
     async def _run_warm_up_and_part(self, kind: str, size: int, progress: Progress) -> Part | None:
+        """Run the warm-up and then the timed part. `kind` is one of the ways described in `ends`.
+
+        Returns None if no operation ran. If the warm-up finds a mismatch, its part is returned.
+        """
         settings = self._settings
         warm_up, limit = settings.warm_up_for(size), settings.iterations_per_connection()
         if warm_up:
