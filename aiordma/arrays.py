@@ -32,30 +32,37 @@ from .verbs import bytes_of
 
 Kind = Literal["numpy", "torch"]
 
-# The safetensors types whose elements are whole bytes. Each type maps to its size in bytes and to
-# its name in numpy, ml_dtypes and torch.
+
+class _ElementType(NamedTuple):
+    """The size of an element type in bytes, and its name in numpy, ml_dtypes and torch."""
+
+    size: int
+    name: str
+
+
+# The safetensors types whose elements are whole bytes.
 _TYPES = {
-    "BOOL": (1, "bool"),
-    "U8": (1, "uint8"),
-    "I8": (1, "int8"),
-    "F8_E5M2": (1, "float8_e5m2"),
-    "F8_E4M3": (1, "float8_e4m3fn"),
-    "F8_E8M0": (1, "float8_e8m0fnu"),
-    "F8_E4M3FNUZ": (1, "float8_e4m3fnuz"),
-    "F8_E5M2FNUZ": (1, "float8_e5m2fnuz"),
-    "U16": (2, "uint16"),
-    "I16": (2, "int16"),
-    "F16": (2, "float16"),
-    "BF16": (2, "bfloat16"),
-    "U32": (4, "uint32"),
-    "I32": (4, "int32"),
-    "F32": (4, "float32"),
-    "U64": (8, "uint64"),
-    "I64": (8, "int64"),
-    "F64": (8, "float64"),
-    "C64": (8, "complex64"),
+    "BOOL": _ElementType(1, "bool"),
+    "U8": _ElementType(1, "uint8"),
+    "I8": _ElementType(1, "int8"),
+    "F8_E5M2": _ElementType(1, "float8_e5m2"),
+    "F8_E4M3": _ElementType(1, "float8_e4m3fn"),
+    "F8_E8M0": _ElementType(1, "float8_e8m0fnu"),
+    "F8_E4M3FNUZ": _ElementType(1, "float8_e4m3fnuz"),
+    "F8_E5M2FNUZ": _ElementType(1, "float8_e5m2fnuz"),
+    "U16": _ElementType(2, "uint16"),
+    "I16": _ElementType(2, "int16"),
+    "F16": _ElementType(2, "float16"),
+    "BF16": _ElementType(2, "bfloat16"),
+    "U32": _ElementType(4, "uint32"),
+    "I32": _ElementType(4, "int32"),
+    "F32": _ElementType(4, "float32"),
+    "U64": _ElementType(8, "uint64"),
+    "I64": _ElementType(8, "int64"),
+    "F64": _ElementType(8, "float64"),
+    "C64": _ElementType(8, "complex64"),
 }
-_CODES = {name: code for code, (_, name) in _TYPES.items()}
+_CODES = {it.name: code for code, it in _TYPES.items()}
 
 _PREFIX = 8
 """The size of the prefix, which contains the header's length as a little-endian integer."""
@@ -94,12 +101,12 @@ class _Layout(NamedTuple):
 
     @classmethod
     def in_c_order(cls, code: str, shape: tuple[int, ...], origin: int) -> Self:
-        steps = [*accumulate(shape[:0:-1], operator.mul, initial=_TYPES[code][0])]
+        steps = [*accumulate(shape[:0:-1], operator.mul, initial=_TYPES[code].size)]
         return cls(code, shape, tuple(steps[::-1] if shape else ()), origin)
 
     @property
     def nbytes(self) -> int:
-        return _TYPES[self.code][0] * math.prod(self.shape)
+        return _TYPES[self.code].size * math.prod(self.shape)
 
     def span(self) -> tuple[int, int]:
         """Return the offset of the first byte and the offset just past the last byte."""
@@ -108,14 +115,14 @@ class _Layout(NamedTuple):
         steps = [(count - 1) * step for count, step in zip(self.shape, self.strides, strict=True)]
         low = self.origin + sum(step for step in steps if step < 0)
         high = self.origin + sum(step for step in steps if step > 0)
-        return low, high + _TYPES[self.code][0]
+        return low, high + _TYPES[self.code].size
 
     def runs(self) -> tuple[int, list[tuple[int, int]]]:
         """Return the size of a contiguous run in bytes, and the arrangement of the runs.
 
         The list contains a (count, stride) pair for each dimension that is not part of a run.
         """
-        length = _TYPES[self.code][0]
+        length = _TYPES[self.code].size
         outer = list(zip(self.shape, self.strides, strict=True))
         while outer and (outer[-1][0] == 1 or outer[-1][1] == length):
             length *= outer.pop()[0]
@@ -164,7 +171,7 @@ def _module(kind: Kind) -> Any:
 
 
 def _dtype(code: str, kind: Kind) -> Any:
-    name = _TYPES[code][1]
+    name = _TYPES[code].name
     if kind == "torch":
         return getattr(_module(kind), name)
     if not name.startswith(("bfloat", "float8")):
@@ -272,7 +279,7 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
         raise ValueError("the array name '__metadata__' is reserved; choose another name")
     described = [(name, *_describe(f"array {name!r}", array)) for name, array in arrays.items()]
     # Put large elements first, so that every array is aligned for its element type.
-    described.sort(key=lambda it: -_TYPES[it[2].code][0])
+    described.sort(key=lambda it: -_TYPES[it[2].code].size)
     ends = accumulate(layout.nbytes for _, _, layout in described)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     for (name, _, layout), end in zip(described, ends, strict=True):
@@ -311,7 +318,7 @@ def _check_layout_limits(layout: _Layout, *more: int) -> None:
     numbers = (*shape, *strides, origin, *more)
     if len(shape) > 64:
         raise ValueError
-    bytes_at_least = _TYPES[code][0] * math.prod(it or 1 for it in shape)
+    bytes_at_least = _TYPES[code].size * math.prod(it or 1 for it in shape)
     if min((*shape, 0)) < 0 or max(bytes_at_least, *map(abs, numbers)) >> 63:
         raise ValueError
 
@@ -597,7 +604,7 @@ class RemoteArray:
         self.nbytes: int = layout.nbytes
 
     def __repr__(self) -> str:
-        name = _TYPES[self._layout.code][1]
+        name = _TYPES[self._layout.code].name
         return f"<RemoteArray of {name}, shape {self.shape}, in {self.region!r}>"
 
     @property
@@ -678,7 +685,7 @@ class RemoteArray:
         memory, layout = _describe(what, array, in_place=in_place)
         # Compare only the element type and the shape, because the strides may differ.
         if layout[:2] != self._layout[:2]:
-            found, wanted = (f"{_TYPES[it.code][1]} {it.shape}" for it in (layout, self._layout))
+            found, wanted = (f"{_TYPES[it.code].name} {it.shape}" for it in (layout, self._layout))
             raise ValueError(f"invalid {what}: got {found}, expected {wanted}")
         return memory
 
@@ -695,7 +702,7 @@ class RemoteArray:
             # If the gaps between the runs are small, it is faster to read them too.
             bytes_with_gaps = np.empty(high - low, np.uint8)
             await self._conn.read(self.region[low:high], bytes_with_gaps)
-            dtype = f"u{_TYPES[part.code][0]}"
+            dtype = f"u{_TYPES[part.code].size}"
             elements = np.ndarray(
                 part.shape, dtype, bytes_with_gaps, part.origin - low, part.strides
             )

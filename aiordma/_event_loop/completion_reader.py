@@ -110,6 +110,7 @@ class CompletionReader:
         """Handle the slow path of `Poller.spin_once`, and record the result of the spin."""
         found, self._poller.spin_found = self._poller.spin_found, False
         again = self._handle(drained, polls_again=True)
+        # Every spin ends with a miss. If it has found anything, the misses before it do not count.
         if found or again:
             self._polling.hit()
         if again:

@@ -420,7 +420,7 @@ class EventDriver(PerLoopResource):
         super().__init__(loop, library.name)
         self.channel: cm.EventChannel = cm.EventChannel(library)
         self._handlers: dict[cm.ConnectionId, Callable[[cm.ConnectionEvent], None]] = {}
-        self._watch()
+        self._start_reading()
 
     @classmethod
     def for_library(cls, library: verbs.Library) -> Self:
@@ -450,7 +450,7 @@ class EventDriver(PerLoopResource):
             event.id.close()  # its listener has just been closed; the peer sees a rejection
         return True
 
-    def _watch(self) -> None:
+    def _start_reading(self) -> None:
         self.loop.add_reader(self.channel.fd, shutdown.loop_end(self.loop).bind_callback(self.take))
 
     def _close(self) -> None:
@@ -485,8 +485,8 @@ class RequestDriver(EventDriver):
             return
         stop_reading(self.loop, self.channel.fd)
         # Do not keep a reference to the timer. It would keep the `LoopEnd` alive.
-        self.loop.call_later(wait, shutdown.loop_end(self.loop).bind_callback(self._watch))
+        self.loop.call_later(wait, shutdown.loop_end(self.loop).bind_callback(self._start_reading))
 
-    def _watch(self) -> None:
+    def _start_reading(self) -> None:
         if not self._closed:  # it may have been closed during the pause
-            super()._watch()
+            super()._start_reading()

@@ -80,7 +80,7 @@ class Library:
         reason = ffi.string(self.table.device.start_failure()).decode(errors="replace")
         return VerbsError(error.errno or 0, error.verb, reason) if reason else error
 
-    def may_be_at(self, gid: bytes, peer: bytes) -> bool:
+    def may_be_on_same_host(self, gid: bytes, peer: bytes) -> bool:
         """Return whether the addresses `gid` and `peer` may belong to the same host.
 
         The check is only needed for devices that connect to the address in a peer's endpoint. A

@@ -352,7 +352,7 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
                 setattr(place, name, value)
             random_source = random.Random(f"programs {seed}")
             for set_seed, *_ in generators:
-                set_seed(seed % (1 << 32))
+                set_seed(seed % (1 << 32))  # numpy accepts no more than 32 bits
             simulation_thread = get_ident()
             gc.disable()  # automatic collections would make runs differ
             gc.freeze()  # exclude existing objects from every collection

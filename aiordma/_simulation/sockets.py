@@ -102,8 +102,9 @@ def socket_name(family: int, address: Address) -> Any:
 def resolve(where: str, address: Any, sock: Socket) -> Address:
     """Return the numeric address and port, converting IPv4-mapped IPv6 addresses to IPv4."""
     host, port = address[:2]
-    *_, last_result = getaddrinfo(host or sock._local[0], 0, sock.family, SOCK_STREAM)
-    (numeric_host, *_) = last_result[-1]
+    # All results have the same address. The last element of a result is the socket address.
+    *_, result = getaddrinfo(host or sock._local[0], 0, sock.family, SOCK_STREAM)
+    (numeric_host, *_) = result[-1]
     return numeric_host.removeprefix("::ffff:"), check_port(where, port)
 
 

@@ -686,6 +686,7 @@ def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop
     except ENDING_EXCEPTIONS:
         raise
     except BaseException as error:
+        # A subset of the faults may have fewer than `at_least`, which must not be the failure.
         kind, plan = type(error), replace(plan, at_least=0)
         kept = minimize_faults(
             lambda subset: type(attempt(seed, replace(plan, exactly=subset))) is kind, begun_faults

@@ -379,7 +379,7 @@ class AddressedEndpoint(RailEndpoint):
         """
         host = host_part(address)
         gid = remote.gid if remote.is_global else verbs.GID.from_ip("127.0.0.1").raw
-        if not self.driver.context.library.may_be_at(gid, verbs.GID.from_ip(host).raw):
+        if not self.driver.context.library.may_be_on_same_host(gid, verbs.GID.from_ip(host).raw):
             raise ForeignAddressError(
                 f"the queue pair of {host_port(address)} has a different address, "
                 f"{verbs.GID(gid)}; to allow it, pass auth= or Config(allow_other_addresses=True)"

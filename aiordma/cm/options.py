@@ -65,7 +65,10 @@ class Options(Resource[h.rdma_cm_id]):
     """The most recent calls and events, for error messages."""
 
     def _call(self, function: Callable[..., object], *arguments: object, step: str = "") -> None:
-        """Call a connection manager function for this ID, and describe the ID in any error."""
+        """Call a connection manager function for this ID, and describe the ID in any error.
+
+        If the call succeeds, `step` is added to the history.
+        """
         try:
             function(self.pointer, *arguments)
         except VerbsError as error:

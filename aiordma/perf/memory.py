@@ -207,9 +207,9 @@ class Sum(Source):
         return token
 
     def verify(self, own_operations: int, peer_operations: int) -> str:
-        there = int.from_bytes(self._sum.view, sys.byteorder)
+        total = int.from_bytes(self._sum.view, sys.byteorder)
         return (
             ""
-            if there == peer_operations
-            else f"the sum of {peer_operations} additions of 1 is {there}"
+            if total == peer_operations
+            else f"the sum of {peer_operations} additions of 1 is {total}"
         )

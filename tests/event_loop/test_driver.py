@@ -683,7 +683,7 @@ async def test_connection_requests_are_delayed_when_over_the_time_budget(
 
     calls = mock.Mock()
     monkeypatch.setattr(driver, "stop_reading", calls.stop)
-    monkeypatch.setattr(EventDriver, "_watch", calls.watch)
+    monkeypatch.setattr(EventDriver, "_start_reading", calls.watch)
 
     def is_watched() -> bool:
         return bool(calls.method_calls[-1][0] == "watch")
@@ -698,7 +698,7 @@ async def test_connection_requests_are_delayed_when_over_the_time_budget(
     events.take()
     assert (taken, is_watched()) == (1, False)
     now += MAX_WAIT + BURST * SHARE
-    events._watch()
+    events._start_reading()
     events.take()
     assert (taken, is_watched()) == (2, True)
     events.share.use(60)
@@ -706,7 +706,7 @@ async def test_connection_requests_are_delayed_when_over_the_time_budget(
     assert not is_watched()
     events.release()
     events._end()
-    events._watch()  # the last user released it during the pause
+    events._start_reading()  # the last user released it during the pause
     assert not is_watched()
 
 

@@ -109,7 +109,7 @@ def test_endpoint_address_must_match_the_peer_address(
     claimed: str, peer: str, allowed: bool
 ) -> None:
     with verbs.open_device("embedded0"):
-        assert embedded().may_be_at(gid(claimed), gid(peer)) is allowed
+        assert embedded().may_be_on_same_host(gid(claimed), gid(peer)) is allowed
 
 
 @one_loop

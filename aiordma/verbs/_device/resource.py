@@ -77,6 +77,16 @@ class Node(Generic[P]):
         *,
         counted: bool = True,
     ) -> None:
+        """Take ownership of a C object.
+
+        Args:
+            kind: The class of the resource.
+            pointer: The C pointer.
+            destroy: The function that destroys the C object.
+            parents: The nodes from which the object was created. They destroy it when they close.
+            pin: An object to keep alive until the device has released the memory.
+            counted: Whether `live` counts the object.
+        """
         self.kind: str = kind
         self.pointer: P | None = pointer
         self.pin: object = pin
@@ -93,7 +103,7 @@ class Node(Generic[P]):
             parent.children[self] = None
         if not parents:
             _roots.add(self)
-        if counted:  # counts as open in `live`
+        if counted:
             _open_markers.setdefault(kind, []).append(None)
         # `_halt_all` has missed this node, so the device may use the memory until the process ends.
         if _halted and pin is not None:
