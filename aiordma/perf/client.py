@@ -303,6 +303,7 @@ class PerfClient:
     async def _run_on_all_connections(
         self, kind: str, duration: float | None, progress: Progress, start: float
     ) -> list[tuple[float, int]]:
+        """Run the operations on all connections. Returns the samples, as in `Part.marks`."""
         loop = asyncio.get_running_loop()
         timer: asyncio.Handle | None = None
         marks: list[tuple[float, int]] = []

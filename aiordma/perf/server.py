@@ -180,18 +180,19 @@ class PerfServer:
             case wire.Open():
                 await self._measure(conn, first)
             case _:
-                index, session = self._index(first), self._session
-                assert session is not None
-                kind = ENDS.get(session.opened.operation)
-                if kind is None:
+                index, session = self._checked_index(first), self._session
+                assert session is not None  # checked by `_checked_index`
+                make_end = ENDS.get(session.opened.operation)
+                if make_end is None:
                     raise ProtocolError(
                         "the client sent a message on a connection that it announced as a stream"
                     )
                 opened = session.opened
-                session.attach(index, QueuePair(conn.device, opened) if opened.qp else kind(conn))
+                end = QueuePair(conn.device, opened) if opened.qp else make_end(conn)
+                session.attach(index, end)
                 await session.ended.wait()
 
-    def _index(self, first: wire.Wire) -> int:
+    def _checked_index(self, first: wire.Wire) -> int:
         """Check a connection's first message, and return the connection's index in the session."""
         if not isinstance(first, wire.Attach):
             raise ProtocolError(
@@ -262,7 +263,7 @@ class PerfServer:
             try:
                 async with asyncio.timeout(ATTACH_TIMEOUT):
                     first = await receive_from(reader)
-                session.attach(self._index(first), Streams(reader, writer))
+                session.attach(self._checked_index(first), Streams(reader, writer))
                 await session.ended.wait()
             except (RDMAError, OSError, EOFError) as error:
                 logger.warning("a stream from %s: %s", writer.get_extra_info("peername"), error)

@@ -292,7 +292,7 @@ class StreamTransport(_FlowControlMixin):
         self._eof_received = False
         self._reading_paused = False
         self._closing = False
-        self._lost = False
+        self._lost = False  # whether `connection_lost` has been scheduled
         self._close_task: asyncio.Task[None] | None = None
         # The task that detects the connection's end while the transport is closing.
         self._connection_watcher: asyncio.Task[None] | None = None

@@ -10,7 +10,7 @@ import ctypes
 from typing import Any
 
 # The `_type_` codes of py_object, c_void_p, c_char_p and c_wchar_p.
-_SIMPLE = frozenset("OPzZ")
+_ADDRESS_CODES = frozenset("OPzZ")
 
 
 def has_addresses(kind: Any) -> bool:
@@ -19,7 +19,7 @@ def has_addresses(kind: Any) -> bool:
         return has_addresses(kind._type_)
     if issubclass(kind, ctypes.Structure | ctypes.Union):
         fields = [field for base in kind.__mro__ for field in vars(base).get("_fields_", ())]
-        return any(has_addresses(field[1]) for field in fields)
+        return any(has_addresses(field_type) for _, field_type, *_ in fields)
     if issubclass(kind, ctypes._SimpleCData):
-        return kind._type_ in _SIMPLE
+        return kind._type_ in _ADDRESS_CODES
     return True  # a pointer or function type
