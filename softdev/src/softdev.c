@@ -102,7 +102,7 @@ static int same_host(const uint8_t gid[16], const uint8_t peer[16])
 }
 
 static const struct aiordma_device_calls device = {
-	.progress = soft_engine_progress,
+	.progress = soft_engine_progress_count,
 	.busy_poll = soft_busy_poll,
 	.hold_polling = soft_announce_poll,
 	.peer_wakeups = soft_peer_wakeups,

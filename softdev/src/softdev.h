@@ -10,7 +10,7 @@
  *                do not call each other
  *   link         links between queue pairs, each in a channel of a path
  *   cm           the connection manager
- *   sim     simulated hosts, each with a device, and the network between them
+ *   sim          simulated hosts, each with a device, and the network between them
  *
  * A folder calls lower folders directly, and higher folders only through tables that softdev.c
  * installs. The interface of a folder is the header named after it. tests/test_includes.py enforces

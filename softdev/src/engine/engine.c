@@ -57,6 +57,8 @@ enum {
 	/* After consecutive slow yields, polling threads sleep instead of yielding. They do so for
 	 * the duration of the latest yield, multiplied by this factor. */
 	NO_YIELD_FACTOR = 8,
+	/* Attempts of soft_lock_timed, which are a millisecond apart. */
+	TIMED_LOCK_ATTEMPTS = 1000,
 };
 
 static const struct soft_platform host_platform = {
@@ -88,7 +90,7 @@ void *soft_alloc_part(size_t size)
 	return part->bytes;
 }
 
-static void create(void)
+static void create_engine(void)
 {
 	soft_device.engine = soft_alloc_part(sizeof(struct soft_engine));
 	*soft_device.engine = (struct soft_engine){
@@ -108,7 +110,7 @@ static void create(void)
 
 void soft_engine_set_subsystems(const struct soft_subsystem *const subsystems[])
 {
-	create();
+	create_engine();
 	soft_device.engine->subsystems = subsystems;
 	(void)soft_engine_guard_fork(); /* on failure, retried by the first start */
 	EACH_SUBSYSTEM (it) {
@@ -197,9 +199,11 @@ bool soft_lock_timed(void)
 	const struct timespec pause = {.tv_nsec = 1000000};
 	bool locked = false;
 
-	for (int i = 0; i < 1000 && !(locked = !pthread_mutex_trylock(&soft_device.engine->lock));
-	     i++)
-		nanosleep(&pause, NULL);
+	for (int i = 0; i < TIMED_LOCK_ATTEMPTS && !locked; i++) {
+		locked = !pthread_mutex_trylock(&soft_device.engine->lock);
+		if (!locked)
+			nanosleep(&pause, NULL);
+	}
 	soft_note_locked(locked);
 	return locked;
 }
@@ -237,8 +241,8 @@ void soft_notify_finish(void)
 	soft_assert_locked();
 	notify(soft_device.engine->notify_fds, soft_device.engine->notify_count);
 	soft_device.engine->notify_count = 0;
-	while (soft_observe(
-		&soft_device.engine->notifying_threads)) /* no new writers without the lock */
+	/* The count only falls, because a thread needs the lock to increment it. */
+	while (soft_observe(&soft_device.engine->notifying_threads))
 		sched_yield();
 }
 
@@ -331,24 +335,25 @@ void soft_engine_update_notify_need(void)
 	soft_device.engine->poller->set_need_notify(may_sleep && !polls_now_or_soon());
 }
 
-/* Returns whether a step may skip epoll_wait to save a system call. Every step polls the rings. A
- * polling thread calls epoll_wait only once per EPOLL_INTERVAL_POLLING_NS, and a woken thread that
- * found input in a ring only once per EPOLL_INTERVAL_AFTER_RING_INPUT_NS. No event is lost, because
- * a ready descriptor stays ready and wakes the thread again. */
-static bool skip_epoll(bool polling, bool found)
+/* Decide whether a step calls epoll_wait or skips it to save a system call. Every step polls the
+ * rings. A polling thread calls epoll_wait only once per EPOLL_INTERVAL_POLLING_NS, and a woken
+ * thread that found input in a ring only once per EPOLL_INTERVAL_AFTER_RING_INPUT_NS. No event is
+ * lost, because a ready descriptor stays ready and wakes the thread again. Returns true if the call
+ * is due, and then restarts the interval. */
+static bool take_epoll_turn(bool polling, bool found_ring_input)
 {
-	uint64_t interval = polling ? EPOLL_INTERVAL_POLLING_NS
-			    : found ? EPOLL_INTERVAL_AFTER_RING_INPUT_NS
-				    : 0;
+	uint64_t interval = polling            ? EPOLL_INTERVAL_POLLING_NS
+			    : found_ring_input ? EPOLL_INTERVAL_AFTER_RING_INPUT_NS
+					       : 0;
 
 	if (!interval || !soft_engine_has_polled_rings())
-		return false;
+		return true;
 	uint64_t now = soft_now();
 
 	if (now - soft_device.engine->last_epoll_ns < interval)
-		return true;
+		return false;
 	soft_device.engine->last_epoll_ns = now;
-	return false;
+	return true;
 }
 
 bool soft_engine_step(enum soft_step_runner runner)
@@ -359,7 +364,7 @@ bool soft_engine_step(enum soft_step_runner runner)
 	soft_device.engine->last_step_unlocks = soft_device.engine->unlocks;
 	bool found = soft_device.engine->poller->poll();
 
-	if (runner != SOFT_BY_ENGINE && skip_epoll(runner == SOFT_BY_POLLING, found))
+	if (runner != SOFT_BY_ENGINE && !take_epoll_turn(runner == SOFT_BY_POLLING, found))
 		return found;
 	int count = epoll_wait(soft_device.engine->epoll_fd, soft_device.engine->events,
 			       SOFT_STEP_EVENTS, 0);
@@ -371,7 +376,7 @@ bool soft_engine_step(enum soft_step_runner runner)
 	for (int i = 0; i < count; i++) {
 		struct soft_fd_watch *watch = soft_device.engine->events[i].data.ptr;
 
-		if (!watch)
+		if (!watch) /* stopped by an earlier callback of this step (soft_unwatch) */
 			continue;
 		watch->events = soft_device.engine->events[i].events;
 		watch->ready(watch);
@@ -383,7 +388,7 @@ bool soft_engine_step(enum soft_step_runner runner)
 
 /* Run a step in an application thread that holds the lock, and release the lock. `channel` is the
  * channel whose owner runs the step, or NULL. */
-static void progress(struct soft_channel *channel, enum soft_step_runner runner)
+static void run_step_and_unlock(struct soft_channel *channel, enum soft_step_runner runner)
 {
 	soft_device.engine->current_channel = channel;
 	if (runner == SOFT_BY_POLLING &&
@@ -403,8 +408,10 @@ void soft_progress_for(struct soft_channel *channel)
 	 * doing the work that woke the caller. Without this wait, the caller would be woken
 	 * repeatedly until that work is done. */
 	soft_lock();
-	progress(channel, soft_counter_get(&soft_device.engine->spinning_threads) ? SOFT_BY_POLLING
-										  : SOFT_BY_WOKEN);
+	/* A thread that spins before it sleeps (soft_busy_poll) polls with this function. */
+	run_step_and_unlock(channel, soft_counter_get(&soft_device.engine->spinning_threads)
+					     ? SOFT_BY_POLLING
+					     : SOFT_BY_WOKEN);
 }
 
 void soft_progress(void)
@@ -419,21 +426,21 @@ void soft_progress_try(void)
 	if (soft_counter_get(&soft_device.engine->lock_waiters) == 0 &&
 	    pthread_mutex_trylock(&soft_device.engine->lock) == 0) {
 		soft_note_locked(true);
-		progress(NULL, SOFT_BY_POLLING);
+		run_step_and_unlock(NULL, SOFT_BY_POLLING);
 	}
 }
 
 /* Sleep until a descriptor is ready, but at most for a tick, and then run a step. */
-static void sleep_for_tick(void)
+static void sleep_and_run_step(void)
 {
 	struct pollfd fd = {.fd = soft_device.engine->epoll_fd, .events = POLLIN};
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
-	int cancellable;
+	int old_cancel_state;
 
 	/* ppoll is a cancellation point, but ibv_poll_cq(3) must not be one. */
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old_cancel_state);
 	ppoll(&fd, 1, &tick, NULL);
-	pthread_setcancelstate(cancellable, NULL);
+	pthread_setcancelstate(old_cancel_state, NULL);
 	soft_progress_try();
 }
 
@@ -459,7 +466,7 @@ void soft_progress_missed(unsigned misses)
 	const uint64_t now = soft_now();
 
 	if (now < soft_hint_get(&soft_device.engine->no_yield_until)) {
-		sleep_for_tick();
+		sleep_and_run_step();
 		return;
 	}
 	sched_yield();
@@ -478,9 +485,10 @@ void soft_engine_count_armed(int change)
 	soft_counter_add(&soft_device.engine->armed_cqs, (unsigned)change);
 }
 
-/* Update whether local peers must notify this process, even if no ring is being polled. The process
- * may later write to its own ring, in a call that runs no step. This record wakes a sleeping thread
- * only if notifications were requested before it was written. */
+/* Update whether local peers must notify this process, even if there are no rings to poll now. If
+ * the process connects to itself, a later call that runs no step may write a record to a ring of
+ * this process. The record wakes a sleeping thread only if notifications were requested before it
+ * was written. */
 void soft_engine_prepare_sleep(void)
 {
 	soft_lock();
@@ -489,10 +497,10 @@ void soft_engine_prepare_sleep(void)
 	soft_unlock();
 }
 
-void soft_busy_poll(int begins)
+void soft_busy_poll(int starts)
 {
-	soft_counter_add(&soft_device.engine->spinning_threads, begins ? 1u : -1u);
-	if (!begins)
+	soft_counter_add(&soft_device.engine->spinning_threads, starts ? 1u : -1u);
+	if (!starts)
 		soft_engine_prepare_sleep();
 }
 
@@ -508,7 +516,7 @@ void soft_announce_poll(int change)
 	soft_unlock();
 }
 
-bool soft_engine_may_delay_output(unsigned *last_step_unlocks)
+bool soft_engine_may_delay_output(unsigned *seen_step)
 {
 	soft_assert_locked();
 	/* The lock has not been released since the last step began. */
@@ -516,9 +524,9 @@ bool soft_engine_may_delay_output(unsigned *last_step_unlocks)
 
 	if (!soft_device.engine->announced_polls || !soft_device.engine->thread_ticks || in_step)
 		return false;
-	bool is_first_call = *last_step_unlocks != soft_device.engine->last_step_unlocks;
+	bool is_first_call = *seen_step != soft_device.engine->last_step_unlocks;
 
-	*last_step_unlocks = soft_device.engine->last_step_unlocks;
+	*seen_step = soft_device.engine->last_step_unlocks;
 	return !is_first_call;
 }
 
@@ -527,7 +535,7 @@ unsigned soft_engine_mid_message_frames(void)
 	return soft_counter_get(&soft_device.engine->mid_message_frames);
 }
 
-unsigned soft_engine_progress(void)
+unsigned soft_engine_progress_count(void)
 {
 	return soft_counter_get(&soft_device.engine->served_app_steps) +
 	       soft_engine_mid_message_frames();

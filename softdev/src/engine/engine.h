@@ -407,7 +407,7 @@ void soft_engine_schedule_step(void);
 
 /* Count a complete frame that is not the last one of its message, after sending or receiving it. A
  * thread that polls for completions thus sees that a long message makes progress
- * (soft_engine_progress). */
+ * (soft_engine_progress_count). */
 void soft_engine_count_mid_message_frame(void);
 /* Count a write to another process. `notified` is true if that process had to be notified. */
 void soft_engine_count_write(bool notified);
@@ -428,7 +428,7 @@ void soft_engine_handle_lost_descriptors(void);
 
 /* Returns the number of steps in which an application thread found work, plus the number counted by
  * soft_engine_count_mid_message_frame. */
-unsigned soft_engine_progress(void);
+unsigned soft_engine_progress_count(void);
 /* Returns two counts of writes to peers. The upper 32 bits count writes that required a
  * notification, and the lower 32 bits count all others. */
 uint64_t soft_peer_wakeups(void);
@@ -436,6 +436,8 @@ uint64_t soft_peer_wakeups(void);
 unsigned soft_engine_mid_message_frames(void);
 /* Returns the number of calls of soft_engine_count_write with this value of `notified`. */
 unsigned soft_engine_writes(bool notified);
+/* Count the calling thread as one that spins before it sleeps, or no longer if `starts` is 0.
+ * Implements aiordma_device_calls.busy_poll. */
 void soft_busy_poll(int starts);
 /* Add `change` to the number of threads that have announced that they will poll again soon.
  * Implements aiordma_device_calls.hold_polling. */
@@ -443,9 +445,9 @@ void soft_announce_poll(int change);
 /* Returns whether output may be delayed until the next step or tick calls `send_delayed`. This
  * requires that an application thread has announced its next poll (soft_announce_poll) and that the
  * engine's thread is ticking. During a step, the result is false. The first call after a step also
- * returns false. Each caller must keep its own `*last_step_unlocks`, which identifies this first
- * call. */
-bool soft_engine_may_delay_output(unsigned *last_step_unlocks);
+ * returns false, so that a single message is sent without delay. To recognize this call, each
+ * caller must keep its own `*seen_step`, which identifies the step before the previous call. */
+bool soft_engine_may_delay_output(unsigned *seen_step);
 /* Let the channel's `fd` become readable when the engine has work, and not only when the queue is
  * not empty. Implements aiordma_device_calls.wake_early. */
 void soft_wake_early(int fd);

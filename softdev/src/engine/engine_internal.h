@@ -44,7 +44,7 @@ struct soft_engine {
 	bool thread_sleeps; /* whether the engine's thread is in poll(), or about to call it */
 	unsigned slow_yields; /* atomic: consecutive yields that cost a time slice */
 	uint64_t no_yield_until; /* atomic: until then, pollers sleep instead of yielding */
-	uint64_t last_epoll_ns; /* time when epoll_wait was last due (skip_epoll) */
+	uint64_t last_epoll_ns; /* time when epoll_wait was last due (take_epoll_turn) */
 	uint32_t down_ports; /* ports whose watches are not served */
 
 	int epoll_fd; /* contains all watched descriptors */

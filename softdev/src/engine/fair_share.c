@@ -17,7 +17,7 @@ enum {
 static const uint8_t ipv4_networks[LEVELS] = {3, IPV4, IPV4};
 static const uint8_t ipv6_networks[LEVELS] = {6, 7, 8};
 static const uint8_t host_networks[LEVELS] = {IPV6, IPV6, IPV6};
-static const uint8_t unknown[LEVELS];
+static const uint8_t unspecified[LEVELS]; /* all peers on this host share one network */
 
 void soft_places_init(struct soft_places *places)
 {
@@ -43,7 +43,7 @@ static const uint8_t *prefix_lengths(const struct sockaddr_storage *address, uin
 		return ipv4_networks;
 	}
 	if (address->ss_family != AF_INET6)
-		return unknown;
+		return unspecified;
 	const struct in6_addr *in6 =
 		&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr;
 
@@ -65,7 +65,8 @@ uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length)
 	if (!*seed &&
 	    soft_device.platform->random(seed, sizeof(*seed), GRND_NONBLOCK) != sizeof(*seed))
 		*seed = soft_now(); /* fallback during boot, before entropy is available */
-	hash = *seed |= 1;
+	*seed |= 1; /* 0 means that the seed is not initialised */
+	hash = *seed;
 	for (size_t i = 0; i < length; i++) {
 		hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0xbf58476d1ce4e5b9);
 		hash = (hash ^ hash >> 27) * UINT64_C(0x94d049bb133111eb);
@@ -174,7 +175,8 @@ struct soft_place *soft_places_find_victim(const struct soft_places *places, uns
 			break;
 	}
 	/* Different networks may share a bucket, so the newest peer may be the only one that
-	 * matches at all levels. In that case, search the next larger network. */
+	 * matches at all levels. In that case, search the next larger network. The search ends at
+	 * level 0, where every peer matches. */
 	for (;; level--)
 		soft_list_each (struct soft_place, place, &places->peers, node)
 			if (&place->node != newest &&

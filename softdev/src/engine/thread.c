@@ -94,7 +94,8 @@ static void sleep_until_work(void)
 	};
 
 	set_asleep(true);
-	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL); /* for handle_lost_descriptors */
+	/* soft_engine_handle_lost_descriptors() cancels the thread, but only while it sleeps. */
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
 	poll(fds, 2, -1);
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 	set_asleep(false);
@@ -118,12 +119,12 @@ static bool try_start_ticking(void)
  * ticks. Returns whether it left work unserved, and stores the number of ticks in `*ticks`. */
 static bool tick(unsigned *seen_app_steps, unsigned *ticks)
 {
-	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
+	const struct timespec interval = {.tv_nsec = SOFT_TICK_NS};
 	bool left_unserved = false;
 
 	*ticks = 0;
 	for (int quiet = 0; quiet < MAX_QUIET_TICKS && !left_unserved && !is_stopping();) {
-		nanosleep(&tick, NULL);
+		nanosleep(&interval, NULL);
 		++*ticks;
 		unsigned served = soft_counter_get(&soft_device.engine->served_app_steps);
 
@@ -143,8 +144,9 @@ static bool tick(unsigned *seen_app_steps, unsigned *ticks)
 	}
 	soft_lock();
 	soft_device.engine->thread_ticks = false;
-	if (left_unserved)
+	if (left_unserved) /* the application has stopped polling (soft_engine_may_have_sleeper) */
 		soft_device.engine->polls_since_armed = 0;
+	/* Without ticks, nothing sends this output until the application's next step. */
 	soft_device.engine->delayer->send_delayed(0);
 	soft_unlock();
 	return left_unserved;
@@ -154,13 +156,15 @@ static bool tick(unsigned *seen_app_steps, unsigned *ticks)
 struct tick_history {
 	unsigned seen_app_steps; /* engine.served_app_steps at the last check */
 	bool app_served; /* whether the application has served work since this thread last did */
-	unsigned failures; /* consecutive failures of ticking, as defined in must_serve */
+	unsigned failures; /* consecutive failures of ticking (leave_to_application) */
 	uint64_t no_tick_until; /* time before which the thread does not tick */
 	uint64_t pause_ns; /* length of the pause that follows FAILURES_BEFORE_PAUSE failures */
 };
 
-/* Returns whether the engine's thread must serve the work that is ready. */
-static bool must_serve(struct tick_history *tick_history)
+/* Tick while the application serves the work that is ready, if it has served work before and no
+ * sleeping thread depends on the engine's thread. Returns false if the engine's thread must serve
+ * the work. */
+static bool leave_to_application(struct tick_history *tick_history)
 {
 	unsigned served = soft_counter_get(&soft_device.engine->served_app_steps);
 
@@ -170,7 +174,7 @@ static bool must_serve(struct tick_history *tick_history)
 	}
 	if (!tick_history->app_served || soft_now() < tick_history->no_tick_until ||
 	    !try_start_ticking())
-		return true;
+		return false;
 	unsigned ticks;
 	bool left_unserved = tick(&tick_history->seen_app_steps, &ticks);
 
@@ -187,7 +191,7 @@ static bool must_serve(struct tick_history *tick_history)
 		if (tick_history->pause_ns < MAX_PAUSE_NS)
 			tick_history->pause_ns *= 2;
 	}
-	return left_unserved;
+	return !left_unserved;
 }
 
 /* Sleep until there is work, and serve it unless the application does, until the engine stops. */
@@ -204,7 +208,7 @@ static void run(void)
 		sleep_until_work();
 		if (stop_if_descriptors_lost())
 			return;
-		if (is_stopping() || !must_serve(&tick_history))
+		if (is_stopping() || leave_to_application(&tick_history))
 			continue;
 		tick_history.app_served = false;
 		run_step();
