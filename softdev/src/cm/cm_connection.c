@@ -85,7 +85,7 @@ void soft_cm_detach(struct soft_cm_id *id)
 	struct soft_qp *qp = stream_owner(id);
 
 	if (qp)
-		soft_qp_on_link_down(qp, NULL, NULL);
+		soft_qp_set_on_link_down(qp, NULL, NULL);
 	leave_link(id);
 }
 
@@ -94,7 +94,7 @@ void soft_cm_close(struct soft_cm_id *id)
 	struct soft_qp *qp = stream_owner(id);
 
 	if (qp) {
-		soft_qp_on_link_down(qp, NULL, NULL);
+		soft_qp_set_on_link_down(qp, NULL, NULL);
 		(void)soft_qp_disconnect(qp); /* ENOTCONN if the link is already down */
 	}
 	send_dreq(id);
@@ -114,7 +114,7 @@ static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 	id->keeps_link = !qp || !carrier->hand_over;
 	if (!id->keeps_link) {
 		soft_list_remove(&id->awaiting_adoption);
-		soft_qp_on_link_down(qp, link_down, id);
+		soft_qp_set_on_link_down(qp, link_down, id);
 	}
 	if (carrier->hand_over)
 		error = carrier->hand_over(id, qp);

@@ -23,9 +23,7 @@ static int get_global_source(const struct soft_hca *hca, const struct ibv_global
 		return soft_refuse_value("SGID_INDEX", "sgid_index", route->sgid_index);
 	int rc = soft_gid_source(hca, route->sgid_index, &route->dgid, own);
 
-	if (rc) /* note the reason */
-		soft_refuse(rc, rc == EINVAL ? "GID_FAMILY" : "ROUTE");
-	return rc;
+	return rc ? soft_refuse(rc, rc == EINVAL ? "GID_FAMILY" : "ROUTE") : 0;
 }
 
 int soft_ah_get_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct soft_gid *own)

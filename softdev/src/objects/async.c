@@ -31,6 +31,7 @@ void soft_async_queue_event(struct soft_context *context, const struct ibv_async
 void soft_async_drop_events(struct soft_context *context, const void *element)
 {
 	soft_list_each_safe (struct entry, entry, &context->async_events, node) {
+		/* `element` is a union, so any of its pointers can be compared. */
 		if (element && entry->event.element.qp != element)
 			continue;
 		soft_list_remove(&entry->node);

@@ -33,8 +33,8 @@ struct soft_cq {
 	uint32_t first;
 	uint32_t count; /* also read without the lock to find an empty ring */
 	enum soft_armed armed;
-	bool just_armed; /* atomic */
-	unsigned empty_polls; /* atomic */
+	bool just_armed; /* atomic: whether the next empty poll runs no step (poll_device) */
+	unsigned empty_polls; /* atomic: number of polls that found the CQ empty */
 	bool overrun;
 	bool ignore_overrun; /* whether a full CQ drops its oldest completions silently */
 	unsigned users; /* number of send and receive queues that use this CQ */

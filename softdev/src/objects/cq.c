@@ -150,7 +150,7 @@ static uint64_t wallclock(void)
 }
 
 /* Returns whether fault injection makes the CQ overflow. */
-static bool inject_overrun(const struct soft_cq *cq)
+static bool should_inject_overrun(const struct soft_cq *cq)
 {
 	return soft_faults_set &&
 	       soft_fault_should_inject(SOFT_FAULT_OVERRUN, soft_hca_of(cq->ibv.context)->port_bit,
@@ -165,7 +165,7 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		pthread_mutex_unlock(&cq->lock);
 		return false;
 	}
-	if ((cq->count == cq->capacity || inject_overrun(cq)) && !cq->ignore_overrun) {
+	if ((cq->count == cq->capacity || should_inject_overrun(cq)) && !cq->ignore_overrun) {
 		cq->overrun = true;
 		pthread_mutex_unlock(&cq->lock);
 		soft_async_queue_event(soft_context_of(cq->ibv.context),

@@ -140,6 +140,7 @@ static int check_attr(const struct ibv_cq_init_attr_ex *attr)
 	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS &&
 	    attr->flags & ~(uint32_t)SUPPORTED_FLAGS)
 		return soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
+	/* soft_cq_make() checks the real limit of comp_vector, but takes an int. */
 	const struct soft_limit limits[] = {
 		{"cqe", attr->cqe, SOFT_MAX_CQE},
 		{"comp_vector", attr->comp_vector, INT_MAX},

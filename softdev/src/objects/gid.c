@@ -74,6 +74,8 @@ static int find_gid(const struct soft_gid *entries, int count, const union ibv_g
 	return -1;
 }
 
+/* Returns the index of the first entry with this GID, or -1. Searching for `empty` finds an entry
+ * that can be reused. */
 static int index_of(const struct soft_hca *hca, const union ibv_gid *gid)
 {
 	return find_gid(hca->gids, hca->gid_count, gid);
@@ -333,14 +335,15 @@ static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), rc;
 
 	if (fd < 0)
-		return 0; /* requests will fail instead */
+		return 0; /* assume a route; without one, requests will fail */
 	rc = from_ipv6_loopback ? 0 : soft_gid_bind(fd, own);
 	if (!rc && connect(fd, (struct sockaddr *)&address, size))
 		rc = errno == EINVAL ? ENETUNREACH : errno;
 	if (!rc && from_ipv6_loopback && !stays_on_host(fd, to))
 		rc = ENETUNREACH;
 	close(fd);
-	return rc == EADDRINUSE || rc == EAGAIN ? 0 : rc; /* no port is free */
+	/* These errors only mean that no port is free to query the route with. */
+	return rc == EADDRINUSE || rc == EAGAIN ? 0 : rc;
 }
 
 int soft_gid_route(const union ibv_gid *own, const union ibv_gid *to)

@@ -65,8 +65,8 @@ static int init_range(struct soft_range *range, void *addr, size_t length, uint6
 		rc = soft_pages_can_fault() ? 0 : soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	else if (page_check == CHECK_PAGES)
 		rc = soft_pages_fault(addr, length, access & IBV_ACCESS_LOCAL_WRITE);
-	if (rc == EFAULT) /* note the reason */
-		soft_refuse(rc, "PAGES");
+	if (rc == EFAULT)
+		rc = soft_refuse(rc, "PAGES");
 	*range = (struct soft_range){
 		.access = access | SOFT_ACCESS_PROCESS_VM,
 		.memory = addr,

@@ -106,7 +106,7 @@ static int start(void)
 	/* The program may have corrected the variable since the last attempt. */
 	if (soft_device.objects->hcas_invalid)
 		soft_device.objects->hca_count = 0;
-	soft_hca_count();
+	(void)soft_hca_count(); /* reads the variable if the count is 0 */
 	if (!soft_device.objects->hcas_invalid)
 		return 0;
 	return soft_misconfigured(EINVAL, DEVICES_VARIABLE, getenv(DEVICES_VARIABLE),
@@ -213,8 +213,9 @@ static void follow_interface(struct soft_hca *hca)
 		set_port_up(hca);
 }
 
-/* Update GID tables and port states from the host's addresses and interfaces. */
-static void read_addresses(void)
+/* Update GID tables and port states from the host's addresses and interfaces, and report the
+ * changes. */
+static void refresh_gids_and_ports(void)
 {
 	EACH_HCA (hca) {
 		if (soft_gid_refresh(hca)) {
@@ -231,7 +232,7 @@ static void addresses_changed(struct soft_fd_watch *watch)
 	 * messages, which recv() reports with ENOBUFS. */
 	while (recv(watch->fd, soft_scratch()->input, SOFT_STAGING_SIZE, MSG_DONTWAIT) > 0)
 		;
-	read_addresses();
+	refresh_gids_and_ports();
 }
 
 /* Watch for changes of addresses and interfaces with rtnetlink(7). */
@@ -259,25 +260,25 @@ void soft_port_attach(struct soft_context *context)
 {
 	soft_lock();
 	watch_addresses();
-	read_addresses();
+	refresh_gids_and_ports();
 	soft_list_append(&soft_hca_of(&context->extended.context)->contexts, &context->hca_node);
 	soft_unlock();
 }
 
-static bool is_no_context_open(void)
+static bool is_any_context_open(void)
 {
-	bool none = true;
+	bool any = false;
 
 	EACH_HCA (hca)
-		none &= soft_list_empty(&hca->contexts);
-	return none;
+		any |= !soft_list_empty(&hca->contexts);
+	return any;
 }
 
 void soft_port_detach(struct soft_context *context)
 {
 	soft_lock();
 	soft_list_remove(&context->hca_node);
-	if (is_no_context_open())
+	if (!is_any_context_open())
 		soft_watch_close(&soft_device.objects->address_watch);
 	soft_unlock();
 }

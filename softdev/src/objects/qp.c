@@ -386,9 +386,8 @@ void soft_qp_kick(struct soft_qp *qp)
 	else if (soft_qp_is_uc(qp) && (qp->no_peer || qp->stream_lost))
 		/* UC has no acknowledgements, so its messages are lost unnoticed. */
 		qp->transport->discard_sends(qp);
-	else if (!qp->link ||
-		 qp->link->state !=
-			 SOFT_LINK_SELECTING) /* a link in SELECTING already has a peer */
+	else if (!qp->link || qp->link->state != SOFT_LINK_SELECTING)
+		/* A link in SELECTING needs no timer, because it already has a peer. */
 		start_reach_timer(qp, qp->stream_lost ? 0 : connect_timeout(qp));
 }
 
@@ -738,9 +737,9 @@ int soft_ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mas
 
 /* ---- for the connection manager ------------------------------------------------------------ */
 
-void soft_qp_on_link_down(struct soft_qp *qp,
-			  void (*on_link_down)(struct soft_qp *qp, void *owner, int error),
-			  void *owner)
+void soft_qp_set_on_link_down(struct soft_qp *qp,
+			      void (*on_link_down)(struct soft_qp *qp, void *owner, int error),
+			      void *owner)
 {
 	soft_assert_locked();
 	qp->on_link_down = on_link_down;

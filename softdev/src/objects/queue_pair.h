@@ -445,6 +445,9 @@ void soft_receive_queue_destroy(struct soft_receive_queue *rq);
 enum soft_refusal soft_receive_queue_post(struct soft_receive_queue *rq, struct ibv_recv_wr **wr);
 /* Move the first receive of `from` to the end of `to`, which must have room. */
 void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receive_queue *to);
+int soft_queues_create(struct soft_qp *qp);
+void soft_queues_destroy(struct soft_qp *qp);
+void soft_queues_reset(struct soft_qp *qp);
 
 /* ---- srq.c: shared receive queues ---------------------------------------------------------- */
 
@@ -481,10 +484,10 @@ struct soft_qp *soft_qp_find(uint32_t qp_num);
 /* Register a callback of the connection manager, which is called once when the stream that it has
  * handed to the queue pair ends. `error` is 0 if either side closed the stream in an orderly way,
  * otherwise an errno value. The callback is not called after
- * soft_qp_on_link_down(qp, NULL, NULL), or after the queue pair has been destroyed or reset. */
-void soft_qp_on_link_down(struct soft_qp *qp,
-			  void (*on_link_down)(struct soft_qp *qp, void *owner, int error),
-			  void *owner);
+ * soft_qp_set_on_link_down(qp, NULL, NULL), or after the queue pair has been destroyed or reset. */
+void soft_qp_set_on_link_down(struct soft_qp *qp,
+			      void (*on_link_down)(struct soft_qp *qp, void *owner, int error),
+			      void *owner);
 
 /* Disconnect from the peer. This moves the queue pair to ERR, which flushes all work requests and
  * closes the stream. The `on_link_down` callback runs when the peer has closed its end, or after
@@ -502,9 +505,6 @@ int soft_modify_qp_locked(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_
  * failure. */
 struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 			      struct soft_xrcd *xrcd, struct ibv_qp_init_attr *attr);
-int soft_queues_create(struct soft_qp *qp);
-void soft_queues_destroy(struct soft_qp *qp);
-void soft_queues_reset(struct soft_qp *qp);
 /* Move the queue pair to RESET: close its stream, and discard its requests and completions. */
 void soft_qp_enter_reset(struct soft_qp *qp);
 /* Move the queue pair to ERR, flush the send queue and then the receive queue, and close the

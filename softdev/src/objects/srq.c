@@ -134,8 +134,7 @@ int soft_get_srq_num(struct ibv_srq *ibv, uint32_t *srq_num)
 	return 0;
 }
 
-/* Move all receives to the queue `fresh`, and swap it with the current queue. The caller must
- * destroy the old queue, which is then in `fresh`. */
+/* Move all receives to the empty queue `fresh`, and swap it with the current queue. */
 static void resize(struct soft_srq *srq, struct soft_receive_queue *fresh)
 {
 	struct soft_receive_queue old = srq->rq;
@@ -146,6 +145,9 @@ static void resize(struct soft_srq *srq, struct soft_receive_queue *fresh)
 	*fresh = old;
 }
 
+/* Change the queue's size or limit, as `mask` says. `fresh` is an empty queue of the new size. If
+ * the size changes, then `fresh` contains the old queue afterwards. The caller must destroy `fresh`
+ * in any case. Returns 0 or EINVAL. */
 static int modify(struct soft_srq *srq, const struct ibv_srq_attr *attr, int mask,
 		  struct soft_receive_queue *fresh)
 {
