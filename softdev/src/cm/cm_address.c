@@ -37,7 +37,7 @@ static in_port_t *port_in(struct sockaddr *address)
 {
 	static_assert(offsetof(struct sockaddr_in, sin_port) ==
 			      offsetof(struct sockaddr_in6, sin6_port),
-		      "one place");
+		      "the port has the same offset in both");
 	return &((struct sockaddr_in *)(void *)address)->sin_port;
 }
 

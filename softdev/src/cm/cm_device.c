@@ -74,9 +74,11 @@ int soft_cm_device_get(void)
 	pthread_mutex_lock(&soft_device.cm->open_mutex);
 	int count = open_all();
 
-	soft_lock();
-	hold_all(count, 1);
-	soft_unlock();
+	if (count > 0) {
+		soft_lock();
+		hold_all(count, 1);
+		soft_unlock();
+	}
 	pthread_mutex_unlock(&soft_device.cm->open_mutex);
 	if (count > 0)
 		return 0;

@@ -352,12 +352,12 @@ static void move_events(struct soft_cm_id *id, struct soft_cm_channel *from,
 	soft_list_each_safe (struct soft_cm_event, event, &from->events, node) {
 		struct soft_cm_id *event_id = soft_cm_id_of(event->event.id);
 
-		if (event->owner != id && event_id->request_listener != id)
+		if (event->owner != id)
 			continue;
 		soft_list_remove(&event->node);
 		soft_list_append(&to->events, &event->node);
 		soft_channel_signal(&to->wake);
-		if (event_id != id) {
+		if (event_id != id) { /* a request for this listener */
 			soft_cm_id_leave(event_id);
 			soft_cm_id_join(event_id, to);
 		}

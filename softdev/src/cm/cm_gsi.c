@@ -56,8 +56,8 @@ static void transmit(const struct soft_cm_mad *mad, const union ibv_gid *from,
 /* ---- conversations ------------------------------------------------------------------------- */
 
 /* Allocate a zeroed listener or conversation of `size` bytes. As long as it exists, this host's
- * addresses stay open for MADs (soft_gsi_calls.hold). The caller must undo both with free_and_release_addresses().
- * Returns NULL and sets `*error` on failure. */
+ * addresses stay open for MADs (soft_gsi_calls.hold). The caller must undo both with
+ * free_and_release_addresses(). Returns NULL and sets `*error` on failure. */
 static void *allocate_holding_addresses(size_t size, int *error)
 {
 	void *created = NULL;
@@ -239,9 +239,10 @@ static void respond(const union ibv_gid *from, const union ibv_gid *to,
 	transmit(&mad, to, from);
 }
 
-/* Apply the rate limit for messages that any host can send, even with a forged address. Returns
- * false if the message must be dropped before it uses memory or causes a response. */
-static bool check_rate_limit(const union ibv_gid *from, const union ibv_gid *to)
+/* Count a message against the rate limit for messages that any host can send, even with a forged
+ * address. Returns false if the limit is exceeded. The message must then be dropped before it uses
+ * memory or causes a response. */
+static bool use_request_rate(const union ibv_gid *from, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;
 
@@ -291,10 +292,10 @@ static void handle_request(const union ibv_gid *from, const union ibv_gid *to,
 		return; /* forged addresses or missing ID */
 	if (shared && !existing && !stale && !listener)
 		return; /* for another process, which limits the rate of its own requests */
-	if (!check_rate_limit(from, to))
+	if (!use_request_rate(from, to))
 		return;
-	/* This is a retransmission. With another transaction ID, the peer reuses the communication
-	 * ID for a new request. */
+	/* If the transaction ID is also the same, the request is a retransmission. Otherwise, the
+	 * peer reuses the communication ID for a new request. */
 	if (existing && existing->transaction == mad->transaction) {
 		(void)soft_cm_link_received(&existing->link, &mad->message);
 		return;
@@ -355,7 +356,7 @@ static struct conversation *find_conversation(const union ibv_gid *from,
 }
 
 /* Returns whether the response reports that the requested port has no listener. */
-static bool has_no_service(const struct soft_cm_message *response, uint8_t request_type)
+static bool reports_no_service(const struct soft_cm_message *response, uint8_t request_type)
 {
 	if (request_type == SOFT_SIDR_REQ)
 		return response->type == SOFT_SIDR_REP && response->status == SOFT_SIDR_NO_SERVICE;
@@ -380,7 +381,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	/* If other processes also receive the message, the conversation may be theirs. */
 	if (!conversation) {
 		if ((mad.message.type == SOFT_CM_REP || mad.message.type == SOFT_CM_DREQ) &&
-		    !soft_device.cm->gsi.calls->is_shared(to) && check_rate_limit(from, to))
+		    !soft_device.cm->gsi.calls->is_shared(to) && use_request_rate(from, to))
 			respond(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
 		return;
 	}
@@ -390,7 +391,7 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	/* Ignore the rejection if the peer has already sent another response. That response shows
 	 * that the port has a listener, so the rejection is for an earlier transmission. Otherwise
 	 * retry for a short time. */
-	if (has_no_service(&mad.message, conversation->link.last_sent.type) &&
+	if (reports_no_service(&mad.message, conversation->link.last_sent.type) &&
 	    (conversation->link.highest_received || soft_cm_link_retry(&conversation->link)))
 		return;
 	if (!conversation->remote_id)

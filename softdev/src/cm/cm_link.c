@@ -20,6 +20,7 @@
  * the longest deadline. A REQ cannot allow more retries (IBTA 12.6.5, maximum of CM retries).
  * Without a limit, a forged REQ could direct any number of REPs at a victim. */
 #define LONGEST_PAUSE_NS UINT64_C(8000000000)
+#define ONLY_DEADLINE_NS INT64_MAX /* longer than any deadline, and cannot overflow */
 #define WAITING_PAUSE_NS UINT64_C(1000000000) /* minimum pause after MRA */
 #define TIMEOUT_NS UINT64_C(4096) /* base of the service timeout, 4.096 us * 2^n (IBTA 12.6.6) */
 
@@ -47,7 +48,7 @@ static void start_response_timer(struct soft_cm_link *link)
 	bool retransmits = link->carrier->is_lossy && expects_response(link->last_sent.type) &&
 			   !is_one_of(link->highest_received, FINAL_TYPES);
 
-	start_timer(link, retransmits ? link->pause_ns : INT64_MAX);
+	start_timer(link, retransmits ? link->pause_ns : ONLY_DEADLINE_NS);
 	if (link->pause_ns < LONGEST_PAUSE_NS)
 		link->pause_ns = link->pause_ns * 2 < LONGEST_PAUSE_NS ? link->pause_ns * 2
 								       : LONGEST_PAUSE_NS;

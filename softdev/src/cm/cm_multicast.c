@@ -118,7 +118,7 @@ int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *a
 	struct soft_cm_id *id;
 	struct group *group, *other_join = NULL;
 	union ibv_gid gid;
-	bool attached;
+	bool must_detach;
 
 	if (!application || !soft_cm_address_length(addr))
 		return soft_cm_fail(EINVAL);
@@ -126,22 +126,22 @@ int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *a
 	soft_gid_from_sockaddr(&gid, addr);
 	soft_lock();
 	group = find_group(id, &gid);
-	attached = group && group->attached;
+	must_detach = group && group->attached;
 	if (group) {
 		soft_list_remove(&group->node);
 		other_join = find_group(id, &gid);
 		if (!other_join)
 			soft_cm_drop_events(id, &gid, NULL); /* no request is dropped */
-		if (attached && other_join && !other_join->send_only) { /* joined more than once */
-			other_join->attached = true;
-			attached = false;
+		if (must_detach && other_join && !other_join->send_only) {
+			other_join->attached = true; /* takes over the attachment */
+			must_detach = false;
 		}
 	}
 	soft_unlock();
 	if (!group)
 		return soft_cm_fail(EADDRNOTAVAIL);
 	free(group);
-	if (attached)
+	if (must_detach)
 		detach(id, &gid);
 	return 0;
 }

@@ -10,7 +10,7 @@ enum {
 	 * so the full rate uses about 4 % of a processor. */
 	UNIT_NS = 500 * 1000,
 	BURST_NS = 1024 * UNIT_NS,
-	SHARE = 8,
+	NETWORK_SHARE_DIVISOR = 8, /* a network gets an eighth of the rate */
 };
 
 /* Charge `cost_ns` to a bucket. A bucket never needs more than BURST_NS to recover. */
@@ -21,6 +21,7 @@ static void charge(uint64_t *used_until, uint64_t now, uint64_t cost_ns)
 	*used_until = until < now + BURST_NS ? until : now + BURST_NS;
 }
 
+/* Returns whether at least `cost_ns` of the bucket's burst remain. */
 static bool has_room(uint64_t used_until, uint64_t now, uint64_t cost_ns)
 {
 	return used_until <= now || used_until - now <= BURST_NS - cost_ns;
@@ -32,7 +33,7 @@ static bool has_room(uint64_t used_until, uint64_t now, uint64_t cost_ns)
  * burst is exhausted. */
 static uint64_t network_cost(uint64_t used_until, uint64_t now)
 {
-	uint64_t cost_ns = SHARE * UNIT_NS;
+	uint64_t cost_ns = NETWORK_SHARE_DIVISOR * UNIT_NS;
 
 	for (uint64_t remaining_ns = BURST_NS / 4;
 	     cost_ns < BURST_NS / 2 && !has_room(used_until, now, remaining_ns); remaining_ns /= 2)
