@@ -201,7 +201,7 @@ static const struct entry *find_entry(const char *path, int *number, unsigned in
 	if (!is_below_device_roots(path) ||
 	    !rename_device(path, first_device_path, sizeof(first_device_path), number, 0))
 		return NULL;
-	*number = *number < 0 ? 0 : *number;
+	*number = *number < 0 ? 0 : *number; /* the path names no device */
 	return find_first_device_entry(first_device_path, index);
 }
 

@@ -20,11 +20,12 @@ enum {
 	CM_MINOR = NODE_MINOR + 4, /* after those of all devices */
 };
 
-/* A function that writes the text of a file. Returns its length without the final null byte, or a
- * negative errno value. */
 enum {
 	TEXT_SIZE = 4096 /* a page, as in sysfs */
 };
+/* A function that writes the text of a file of device `number` to `text`, which has TEXT_SIZE
+ * bytes. `index` is the number in place of # in the path (tree.h). Returns the length of the text
+ * without the final null byte, or a negative errno value. */
 typedef int answer(char *text, int number, unsigned int index);
 
 enum kind {
