@@ -26,7 +26,11 @@ static const struct entry entries[] = {
 #undef NODE
 #undef TEXT
 };
-enum { ENTRIES = sizeof(entries) / sizeof(entries[0]), MAX_LINKS = 8 };
+enum {
+	ENTRIES = sizeof(entries) / sizeof(entries[0]),
+	MAX_LINKS = 8,
+	MAX_GID_INDEX = 254, /* SOFT_GIDS - 1 */
+};
 
 /* The top directories of the table. Some of the files in them may belong to the system. */
 static const char *const device_roots[] = {
@@ -135,16 +139,16 @@ static bool rename_device(const char *from, char *to, size_t size, int *number, 
 	static const struct {
 		const char *name;
 		int first;
-	} names[] = {{"/embedded", 0}, {"/uverbs", NODE_MINOR}};
+	} names[] = {{"embedded", 0}, {"uverbs", NODE_MINOR}};
 	size_t length = 0;
 
 	while (*from && length + 1 < size) {
 		to[length++] = *from++;
 		for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-			size_t skip = strlen(names[i].name) - 1;
+			size_t skip = strlen(names[i].name);
 			char *end;
 
-			if (to[length - 1] != '/' || strncmp(from, names[i].name + 1, skip) ||
+			if (to[length - 1] != '/' || strncmp(from, names[i].name, skip) ||
 			    from[skip] < '0' || from[skip] > '9')
 				continue;
 			long found = strtol(from + skip, &end, 10) - names[i].first;
@@ -155,13 +159,28 @@ static bool rename_device(const char *from, char *to, size_t size, int *number, 
 			    (from[skip] == '0' && end > from + skip + 1))
 				return false;
 			length += (size_t)snprintf(to + length, size - length, "%s%d",
-						   names[i].name + 1, names[i].first + new_number);
+						   names[i].name, names[i].first + new_number);
 			from = end;
 			break;
 		}
 	}
 	to[length < size ? length : size - 1] = '\0';
 	return !*from && length < size;
+}
+
+/* Parse an index of the GID table, without leading zeros. Returns false if `text` is not one. */
+static bool parse_index(const char *text, unsigned int *index)
+{
+	char *end;
+
+	if (*text < '0' || *text > '9' || (*text == '0' && text[1]))
+		return false;
+	unsigned long number = strtoul(text, &end, 10);
+
+	if (*end || number > MAX_GID_INDEX)
+		return false;
+	*index = (unsigned int)number;
+	return true;
 }
 
 /* Find the table's entry for a path of the first device. In an entry's path, # matches any index.
@@ -172,22 +191,11 @@ static const struct entry *find_first_device_entry(const char *path, unsigned in
 	for (int i = 0; i < ENTRIES; i++) {
 		const char *pattern = strchr(entries[i].path, '#');
 		size_t length = pattern ? (size_t)(pattern - entries[i].path) : 0;
-		char *end;
 
-		if (!pattern ? !strcmp(path, entries[i].path)
-			     : !strncmp(path, entries[i].path, length)) {
-			if (!pattern)
-				return &entries[i];
-			if (path[length] < '0' || path[length] > '9' ||
-			    (path[length] == '0' && path[length + 1]))
-				continue;
-			unsigned long number = strtoul(path + length, &end, 10);
-
-			if (*end || number > 254) /* the last index of the GID table */
-				continue;
-			*index = (unsigned int)number;
+		if (pattern ? !strncmp(path, entries[i].path, length) &&
+				      parse_index(path + length, index)
+			    : !strcmp(path, entries[i].path))
 			return &entries[i];
-		}
 	}
 	return NULL;
 }
@@ -289,6 +297,7 @@ static bool walk(const char *name, bool follow, struct place *place, bool *use_r
 		at += length;
 		if (!link || (!*at && !follow))
 			continue;
+		/* Go on with the link's target, which is relative to the link's directory. */
 		strcpy(rest, at);
 		*strrchr(place->path, '/') = '\0';
 		*use_resolved_path = true;

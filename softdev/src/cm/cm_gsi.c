@@ -28,7 +28,8 @@ struct conversation {
 	uint64_t guid; /* GUID of the local device */
 	union ibv_gid local, peer;
 	uint16_t local_port, peer_port;
-	uint32_t qpn, peer_qpn;
+	uint32_t qpn; /* queue pair in the REQ or REP that this side has sent; 0 before */
+	uint32_t peer_qpn; /* 0 while unknown, and always for a datagram service */
 	uint8_t path_mtu; /* MTU to send in REQ; 0 on the passive side */
 	bool passive;
 	bool datagrams; /* for a datagram service instead of a connection */

@@ -54,7 +54,7 @@ struct soft_cm {
 		bool is_open;
 		struct soft_context own; /* context in id->verbs */
 		struct ibv_pd *pd;
-		unsigned holds;
+		unsigned holds; /* soft_cm_device_get calls and attached ids that keep it open */
 	} devices[SOFT_MAX_HCAS];
 	struct soft_node attached; /* list of soft_cm_id.on_device */
 

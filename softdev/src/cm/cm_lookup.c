@@ -129,7 +129,7 @@ int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rd
 			return soft_cm_fail(error);
 	}
 	address_info = found;
-	do {
+	do { /* without a lookup, a single result is a copy of the hints */
 		struct lookup_result *result = lookup_result_new(hints, address_info);
 
 		if (!result) {

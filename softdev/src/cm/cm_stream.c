@@ -17,7 +17,10 @@
 #include "inject/inject.h"
 #include "link/link.h"
 
-enum { INPUT_CAPACITY = 2 * SOFT_MAD_SIZE };
+enum {
+	INPUT_CAPACITY = 2 * SOFT_MAD_SIZE,
+	MAYBE_FREED = -1, /* result of handling a message after which the stream must not be used */
+};
 
 struct listener {
 	struct soft_cm_listener listener;
@@ -72,8 +75,7 @@ static void failed(struct stream *stream, int error)
 		soft_cm_link_failed(&stream->link, error);
 }
 
-/* Handle one message. Returns 0, an errno value if the stream has failed, or -1 if it may have been
- * freed. */
+/* Handle one message. Returns 0, an errno value if the stream has failed, or MAYBE_FREED. */
 static int handle_message(struct stream *stream, const struct soft_cm_message *message)
 {
 	struct listener *listener = stream->listener;
@@ -85,11 +87,12 @@ static int handle_message(struct stream *stream, const struct soft_cm_message *m
 		    : message->type > SOFT_CM_REJ || message->type <= stream->link.highest_received)
 		return EPROTO;
 	if (!listener)
-		return soft_cm_link_received(&stream->link, message) ? 0 : -1;
+		return soft_cm_link_received(&stream->link, message) ? 0 : MAYBE_FREED;
 	stream->listener = NULL;
 	soft_place_release(&stream->link.place);
 	soft_cm_link_clear_deadline(&stream->link);
-	return soft_cm_request_received(&listener->listener, &stream->link, message) ? 0 : -1;
+	return soft_cm_request_received(&listener->listener, &stream->link, message) ? 0
+										     : MAYBE_FREED;
 }
 
 /* Returns whether the fault spec drops a message received by the device at the stream's local
@@ -107,7 +110,7 @@ static bool is_lost(const struct stream *stream)
 }
 
 /* Handle the complete messages in the input. Returns 0, an errno value if the stream has failed, or
- * -1 if it may have been freed and must not be read any more. */
+ * MAYBE_FREED. */
 static int handle_messages(struct stream *stream)
 {
 	struct soft_cm_message message;
@@ -143,7 +146,7 @@ static void read_messages(struct stream *stream)
 			error = got ? errno : ECONNRESET;
 		}
 	}
-	if (error > 0)
+	if (error != MAYBE_FREED)
 		failed(stream, error);
 }
 

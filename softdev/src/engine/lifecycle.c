@@ -164,9 +164,10 @@ static void forget_device(void)
 static void after_fork_in_child(void)
 {
 	if (soft_device.engine->has_started) {
-		soft_device.engine->notifying_threads = soft_device.engine->lock_waiters =
-			soft_device.engine->spinning_threads =
-				0; /* counts of the parent's threads */
+		/* The parent's threads do not exist in the child. */
+		soft_device.engine->notifying_threads = 0;
+		soft_device.engine->lock_waiters = 0;
+		soft_device.engine->spinning_threads = 0;
 		forget_device();
 	}
 	unlock_all();

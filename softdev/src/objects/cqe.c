@@ -40,7 +40,7 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 		.src_qp = qp->attr.dest_qp_num,
 	};
 
-	const bool solicited = false; /* only messages from the peer can be */
+	const bool solicited = false; /* only completions of receives can be solicited */
 
 	qp->sq.oldest++;
 	/* An error always generates a completion, even if the request is not signaled (IBTA

@@ -159,12 +159,12 @@ void soft_context_release(struct soft_context *context)
 	soft_lock();
 	context->children--;
 	bool last = context->children == 0 && context->closed;
-	bool only_pd = context->on_only_cm_pd_left && context->children == 1;
+	bool only_cm_pd_left = context->on_only_cm_pd_left && context->children == 1;
 
 	soft_unlock();
 	if (last)
 		free_context(context);
-	else if (only_pd)
+	else if (only_cm_pd_left)
 		context->on_only_cm_pd_left();
 }
 

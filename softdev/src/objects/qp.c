@@ -455,11 +455,11 @@ void soft_qp_link_ended(struct soft_qp *qp, int error)
 		else if (fails_now || (outstanding && error == ETIMEDOUT)) /* retries exhausted */
 			soft_send_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR
 							   : IBV_WC_RETRY_EXC_ERR);
-		/* The peer has destroyed its queue pair, or its process has ended, so it will not
-		 * respond. Keep this queue pair in its current state, and fail its requests when
-		 * their retries are exhausted (IBTA 9.7.6.1.3). Until then, frames that the peer
-		 * sent earlier on other streams are still handled. */
 		else if (outstanding)
+			/* The peer has destroyed its queue pair, or its process has ended, so it
+			 * will not respond. Keep this queue pair in its current state, and fail its
+			 * requests when their retries are exhausted (IBTA 9.7.6.1.3). Until then,
+			 * frames that the peer sent earlier on other streams are still handled. */
 			start_reach_timer(qp, 0);
 	}
 	if (on_link_down)
