@@ -13,7 +13,7 @@
 #include "link/link.h"
 
 static const struct soft_roce_datagram_ops datagram_ops = {
-	.datagram = soft_ud_input,
+	.datagram = soft_ud_dispatch,
 	.mad = soft_cm_mad_received,
 };
 

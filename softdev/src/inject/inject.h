@@ -54,8 +54,8 @@ struct soft_fault_hooks {
 	bool (*should_refuse)(struct soft_qp *qp);
 	/* Apply the spec to a datagram. Returns true if the datagram has been queued or dropped, or
 	 * false if the spec does not cover it. */
-	bool (*intercepts_datagram)(const struct soft_qp *qp, const struct soft_datagram *datagram,
-				    const uint8_t *payload, uint32_t length);
+	bool (*intercept_datagram)(const struct soft_qp *qp, const struct soft_datagram *datagram,
+				   const uint8_t *payload, uint32_t length);
 };
 
 struct soft_inject {
@@ -74,8 +74,8 @@ struct soft_inject {
 extern const struct soft_subsystem soft_inject_subsystem;
 
 /* Parse a spec (fault_spec.c). Returns 0, or EINVAL or ENOMEM after storing a message in `error`.
- * For EINVAL, the message names the invalid part. */
-int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t room);
+ * For EINVAL, the message names the invalid part. `size` is the size of `error`. */
+int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t size);
 /* Apply the spec from the environment, but only once. Returns 0, or an errno value after writing a
  * message to stderr. */
 int soft_faults_apply_environment(void);
@@ -95,15 +95,17 @@ bool soft_fault_should_inject(enum soft_fault fault, uint32_t port, uint32_t cq)
 /* Returns whether the spec applies to the device with this port. */
 bool soft_fault_applies_to(uint32_t port);
 
+/* Call `should_refuse` of the hooks if a spec is set. */
 static inline bool soft_fault_should_refuse(struct soft_qp *qp)
 {
 	return soft_faults_set && soft_device.inject->hooks->should_refuse(qp);
 }
 
-static inline bool soft_fault_intercepts_datagram(const struct soft_qp *qp,
-						  const struct soft_datagram *datagram,
-						  const uint8_t *payload, uint32_t length)
+/* Call `intercept_datagram` of the hooks if a spec is set. */
+static inline bool soft_fault_intercept_datagram(const struct soft_qp *qp,
+						 const struct soft_datagram *datagram,
+						 const uint8_t *payload, uint32_t length)
 {
 	return soft_faults_set &&
-	       soft_device.inject->hooks->intercepts_datagram(qp, datagram, payload, length);
+	       soft_device.inject->hooks->intercept_datagram(qp, datagram, payload, length);
 }

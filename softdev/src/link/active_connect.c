@@ -43,7 +43,7 @@ void soft_connect_retry_later(struct soft_link *link)
 	link->base.state = SOFT_LINK_CONNECTING;
 	link->timer.expired = retry_timer_expired;
 	soft_timer_start(&link->timer, soft_now() + delay);
-	soft_handshake_find_pending(link->qp); /* the peer may have connected in the meantime */
+	soft_handshake_accept_pending(link->qp); /* the peer may have connected in the meantime */
 }
 
 /* ---- opening a channel --------------------------------------------------------------------- */
@@ -170,7 +170,7 @@ static void start_connecting(struct soft_qp *qp, unsigned attempts)
 {
 	struct soft_link *link;
 
-	if (soft_handshake_find_pending(qp))
+	if (soft_handshake_accept_pending(qp))
 		return;
 	link = soft_link_create(SOFT_LINK_CONNECTING);
 	if (!link)

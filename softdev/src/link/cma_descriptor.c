@@ -86,7 +86,7 @@ static void fail_request(struct soft_qp *qp, const struct soft_frame *frame,
 			 enum soft_cma_result copy_result)
 {
 	if (copy_result == SOFT_CMA_UNWRITABLE)
-		soft_request_unwritable(qp, frame);
+		soft_request_refuse_unwritable(qp, frame);
 	else
 		soft_responder_fail(qp, SOFT_NAK_REQUESTERS_MEMORY, qp->responder.expected_psn);
 }
@@ -174,11 +174,13 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 			handle_copy_failure(link, copy_result);
 			break;
 		}
-		for (length = 0; count; count--)
-			length += (uint32_t)iov[count - 1].iov_len;
-		soft_link_placed(link, length);
+		uint32_t copied = 0;
+
+		for (int i = 0; i < count; i++)
+			copied += (uint32_t)iov[i].iov_len;
+		soft_link_placed(link, copied);
 	}
-	link->remaining = 0;
+	link->remaining = 0; /* a descriptor has no more bytes, even if the payload is discarded */
 	return true;
 }
 
@@ -257,8 +259,11 @@ void soft_cma_forget_link(const struct soft_link *link)
 {
 	soft_assert_locked();
 	revoke_requests(link);
+	/* The exports of responses remain, and must not refer to the link. */
 	for (struct soft_cma *cma = soft_cma_next(NULL); cma; cma = soft_cma_next(cma)) {
-		for (unsigned slot = 0; slot < SOFT_CMA_SLOTS && cma->used_slots; slot++)
+		if (!cma->used_slots)
+			continue;
+		for (unsigned slot = 0; slot < SOFT_CMA_SLOTS; slot++)
 			if (cma->exports[slot].link == link)
 				cma->exports[slot].link = NULL;
 	}

@@ -197,7 +197,7 @@ static void deliver(struct soft_delay_queue *queue, struct packet *packet)
 	bool busy = link->busy;
 
 	link->busy = true;
-	soft_link_frames(link, packet->bytes, packet->length);
+	soft_link_parse_frames(link, packet->bytes, packet->length);
 	if (!busy)
 		soft_link_release(link);
 }
@@ -333,7 +333,7 @@ void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length
 
 		if (part > length)
 			part = length;
-		soft_link_frames(link, data, part);
+		soft_link_parse_frames(link, data, part);
 		data += part;
 		length -= part;
 	}
@@ -436,8 +436,8 @@ bool soft_delay_detach(struct soft_link *link)
 	return ended;
 }
 
-/* Returns whether to refuse the next message with an injected RNR NAK, as if no receive were
- * posted. */
+/* Count a message that requires a posted receive. Returns whether to refuse it with an injected RNR
+ * NAK, as if no receive were posted. */
 static bool should_refuse(struct soft_qp *qp)
 {
 	struct soft_delay_queue *queue = soft_link_of(qp)->delay_queue;
@@ -498,8 +498,8 @@ void soft_delay_create(void)
 
 /* Apply the fault spec to a received datagram. Returns true if this queue has taken the datagram,
  * which it delivers later or drops, or false if the fault spec does not cover the datagram. */
-static bool intercepts_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
-				const uint8_t *payload, uint32_t length)
+static bool intercept_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
+			       const uint8_t *payload, uint32_t length)
 {
 	struct envelope envelope = {.qp_num = qp->ibv.qp_num, .datagram = *datagram};
 
@@ -552,5 +552,5 @@ const struct soft_fault_hooks soft_delay_hooks = {
 	.device_count = soft_hca_count,
 	.spec_changed = spec_changed,
 	.should_refuse = should_refuse,
-	.intercepts_datagram = intercepts_datagram,
+	.intercept_datagram = intercept_datagram,
 };

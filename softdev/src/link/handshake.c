@@ -126,7 +126,7 @@ static unsigned mtu_bytes(uint32_t mtu)
 	return mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096 ? 128u << mtu : 0;
 }
 
-bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp)
+bool soft_handshake_check_mtu(struct soft_link *link, struct soft_qp *qp)
 {
 	if (!link->hello_valid || link->peer_hello.mtu == qp->attr.path_mtu)
 		return true;
@@ -140,7 +140,7 @@ bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp)
 	return false;
 }
 
-void soft_handshake_check(struct soft_qp *qp)
+void soft_handshake_check_psn(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	struct soft_link *link = soft_link_of(qp);
@@ -316,16 +316,17 @@ static void accept_pending(struct soft_link *link, struct soft_qp *qp)
 
 /* Returns whether a stream has used up its guesses. Each wrong guess costs one millisecond, and at
  * most one second of credit accumulates. Without credit, a HELLO is refused unchecked. Guessing on
- * one stream is therefore not faster than with one connection per guess (docs/security.md). */
+ * one stream is therefore not faster than with one connection per guess (docs/security.md). `tcp`
+ * is NULL on a shared-memory path, where the peer belongs to the same user and may guess freely. */
 static bool is_out_of_guesses(struct soft_tcp_path *tcp)
 {
 	uint64_t now = soft_now();
 
 	if (!tcp)
 		return false;
-	if (tcp->guessed_until + MAX_GUESS_CREDIT_NS < now)
-		tcp->guessed_until = now - MAX_GUESS_CREDIT_NS;
-	return tcp->guessed_until > now;
+	if (tcp->guesses_paid_at + MAX_GUESS_CREDIT_NS < now)
+		tcp->guesses_paid_at = now - MAX_GUESS_CREDIT_NS;
+	return tcp->guesses_paid_at > now;
 }
 
 /* Handle the HELLO of a pending link. */
@@ -343,7 +344,7 @@ static void handle_hello(struct soft_link *link)
 	if (reason)
 		soft_handshake_trace_drop(link, qp, reason);
 	if (tcp && !expected && !unchecked)
-		tcp->guessed_until += GUESS_COST_NS;
+		tcp->guesses_paid_at += GUESS_COST_NS;
 	if (link->peer_hello.kind != SOFT_HELLO || unchecked ||
 	    (may_reveal(link->request_path) && !expected))
 		drop_pending(link);
@@ -353,7 +354,7 @@ static void handle_hello(struct soft_link *link)
 		add_pending(link);
 }
 
-bool soft_handshake_find_pending(struct soft_qp *qp)
+bool soft_handshake_accept_pending(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	struct soft_node *node = soft_device.links->pending_links.peers.next;
@@ -376,8 +377,8 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 		 * nothing. */
 		if (may_reveal(link->request_path) && !is_expected(link, qp)) {
 			drop_pending(link);
-			node = soft_device.links->pending_links.peers
-				       .next; /* drop_pending() may remove other links too */
+			/* Start over, because drop_pending() may have removed `node` too. */
+			node = soft_device.links->pending_links.peers.next;
 		}
 	}
 	return false;
@@ -413,7 +414,7 @@ void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id)
 			     pending.node)
 		if (link->request_path == path &&
 		    (remote_id == 0 || link->request_chan == remote_id)) {
-			link->request_path = NULL;
+			link->request_path = NULL; /* a withdrawn request needs no refusal */
 			drop_pending(link);
 		}
 }

@@ -71,7 +71,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 
 	if (!link->chan.path)
 		return ECONNRESET;
-	if (!soft_handshake_mtu_fits(link, qp))
+	if (!soft_handshake_check_mtu(link, qp))
 		return EPROTO;
 	if (tcp) {
 		/* A stream with a channel from a genuine peer no longer counts against the limits
@@ -224,6 +224,7 @@ static void resume_output(void)
 /* Drop a RoCE link. The peer is not notified, because RoCE has no connection to close. */
 static void drop_roce(struct soft_link *link)
 {
+	/* Detach the queue pair first, so that soft_link_finish() does not report a lost link. */
 	link->qp->link = NULL;
 	link->qp = NULL;
 	soft_link_finish(link, 0);
@@ -314,7 +315,7 @@ bool soft_links_are_roce(void)
 static void entered_rts(struct soft_qp *qp, bool from_rtr)
 {
 	if (from_rtr)
-		soft_handshake_check(qp);
+		soft_handshake_check_psn(qp);
 	if (qp->link)
 		soft_link_set_liveness_limit(soft_link_of(qp));
 }

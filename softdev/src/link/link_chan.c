@@ -45,7 +45,7 @@ static void handle_data(struct soft_chan *chan, const uint8_t *bytes, size_t len
 		return;
 	link->has_received = true;
 	link->busy = true;
-	soft_link_parse(link, bytes, length);
+	soft_link_input(link, bytes, length);
 	if (!remaining_in_record)
 		check_record_end(link);
 	/* Respond to a long record now, so that the sender can continue while this side handles the
@@ -56,7 +56,7 @@ static void handle_data(struct soft_chan *chan, const uint8_t *bytes, size_t len
 			   soft_link_has_output(link) && soft_path_is_local(chan->path);
 
 	soft_link_release(link);
-	if (respond_now)
+	if (respond_now) /* a link with output is up, so soft_link_release() has not freed it */
 		soft_link_output_now(link);
 }
 
@@ -226,7 +226,7 @@ int soft_link_over_stream(struct soft_link *link, int fd)
 	struct soft_tcp_path *tcp = soft_tcp_path_adopt(fd);
 	int rc = tcp ? soft_chan_attach(&link->chan, &tcp->path, STREAM_CHAN, STREAM_CHAN) : ENOMEM;
 
-	if (rc && tcp)
+	if (rc && tcp) /* close the stream, which has no channel */
 		tcp->path.calls->idle(&tcp->path, false);
 	return rc;
 }

@@ -60,7 +60,7 @@ static bool begin_frame(struct soft_link *link, const uint8_t *header)
 		return true; /* a completion has ended the queue pair */
 	if (frame->opcode == SOFT_DISCONNECT) {
 		/* The peer has closed the link because its first send PSN is not the one that this
-		 * side expects (soft_handshake_check). */
+		 * side expects (soft_handshake_check_psn). */
 		if (frame->syndrome == SOFT_LEFT_PSN)
 			SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = link->qp->ibv.qp_num,
 					   .remote_qpn = link->qp->attr.dest_qp_num,
@@ -150,15 +150,15 @@ static void store_payload(struct soft_link *link, const uint8_t *data, uint32_t 
 	}
 }
 
-void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length)
+void soft_link_input(struct soft_link *link, const uint8_t *data, size_t length)
 {
 	if (link->delay_queue)
 		soft_delay_input(link, data, length);
 	else
-		soft_link_frames(link, data, length);
+		soft_link_parse_frames(link, data, length);
 }
 
-void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length)
+void soft_link_parse_frames(struct soft_link *link, const uint8_t *data, size_t length)
 {
 	soft_assert_locked();
 	link->cma_bytes = 0;

@@ -169,9 +169,9 @@ int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, 
  * completes the frame. */
 void soft_link_placed(struct soft_link *link, uint32_t length);
 /* Handle stream input, which may end in the middle of a frame. */
-void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length);
+void soft_link_input(struct soft_link *link, const uint8_t *data, size_t length);
 /* Handle stream input without injecting faults. */
-void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length);
+void soft_link_parse_frames(struct soft_link *link, const uint8_t *data, size_t length);
 /* Clear `busy`, and free the link if it was finished while busy. */
 void soft_link_release(struct soft_link *link);
 
@@ -228,15 +228,15 @@ void soft_peer_exit_shm(struct soft_link *link);
 void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing);
 
 /* handshake.c: without the CM */
-/* Returns whether the peer's path MTU is unknown or equal to the queue pair's. Otherwise, reports
- * the error and lets the queue pair's requests fail as if the peer did not respond. */
-bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp);
+/* Check that the peer's path MTU is unknown or equal to the queue pair's. Otherwise, report the
+ * error, let the queue pair's requests fail as if the peer did not respond, and return false. */
+bool soft_handshake_check_mtu(struct soft_link *link, struct soft_qp *qp);
 /* Check that the peer expects the queue pair's first send PSN, which is not known before RTS.
  * Closes the link if the peer expects a different PSN. */
-void soft_handshake_check(struct soft_qp *qp);
+void soft_handshake_check_psn(struct soft_qp *qp);
 /* Accept a pending link from the peer of a queue pair that has become ready. Returns whether one
  * was accepted. */
-bool soft_handshake_find_pending(struct soft_qp *qp);
+bool soft_handshake_accept_pending(struct soft_qp *qp);
 /* Encode a HELLO or HELLO_ACK of the queue pair to `at`. */
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind);
 /* Returns whether the HELLO has the expected type, queue pair numbers and PSNs. A PSN that is still

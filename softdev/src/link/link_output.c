@@ -135,8 +135,9 @@ static bool add_payload_frame(struct batch *batch, const struct soft_tx_packet *
 	return true;
 }
 
-/* Add a frame with any acknowledgement that is due, in a new record if necessary. Returns false if
- * adding the payload or its descriptor fails. */
+/* Add a frame, in a new record if necessary. The frame also acknowledges all requests up to
+ * `ack_psn`, unless this PSN is equal to `acked`, the last PSN that has already been acknowledged.
+ * Returns false if adding the payload or its descriptor fails. */
 static bool add_with_ack(struct batch *batch, struct soft_tx_packet *out, uint32_t ack_psn,
 			 uint32_t acked)
 {
@@ -252,7 +253,7 @@ static void add_control(struct batch *batch)
 	} else {
 		out.frame.opcode = SOFT_ACK;
 		out.frame.psn = ack_psn;
-		add_with_ack(batch, &out, ack_psn, ack_psn);
+		add_with_ack(batch, &out, ack_psn, ack_psn); /* `psn` already acknowledges */
 	}
 }
 
@@ -400,7 +401,7 @@ void soft_link_write(struct soft_link *link)
 			break;
 		}
 		if (has_room(&batch))
-			break; /* everything has been sent */
+			break; /* the batch had room for more frames, so none is ready */
 	}
 	if (qp->ibv.state != IBV_QPS_ERR) {
 		soft_send_advance(qp);
@@ -416,6 +417,8 @@ void soft_link_write_end(struct soft_link *link)
 
 	if (link->base.state != SOFT_LINK_CLOSING)
 		return;
+	/* The first call encodes the frame. The queue pair is detached before later calls, which
+	 * send the frame that is still in link->header. */
 	if (link->qp && link->chan.path) {
 		struct soft_frame frame = {
 			.opcode = SOFT_DISCONNECT,

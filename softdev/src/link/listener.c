@@ -23,8 +23,9 @@ static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockad
 	soft_tcp_path_accepted(fd, peer);
 }
 
-/* Bind a TCP socket. `reuse` allows a port that is already reserved. Returns the fd, or -1 and sets
- * errno. */
+/* Bind a TCP socket. If `reuse` is set, `address` is one address with a port that this process has
+ * reserved. Otherwise, `address` is a wildcard address, which reserves the port. An IPv6 wildcard
+ * reserves it at all IPv4 addresses too. Returns the fd, or -1 and sets errno. */
 static int bind_socket(const struct sockaddr *address, socklen_t length, bool reuse)
 {
 	int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -41,6 +42,8 @@ static int bind_socket(const struct sockaddr *address, socklen_t length, bool re
 		close(fd);
 		return -1;
 	}
+	/* The reserving socket allows reuse only after bind(), which therefore fails if another
+	 * process has reserved the port. */
 	soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
 	return fd;
 }
@@ -60,7 +63,8 @@ static bool reserve(void)
 	return fd >= 0;
 }
 
-/* Listen at this address. Returns false and sets errno on failure. */
+/* Listen at this address. Returns false on failure, and sets errno unless SOFT_MAX_LISTENING
+ * addresses are in use. */
 static bool listen_at(const union ibv_gid *gid)
 {
 	struct soft_listening *slot =
@@ -121,12 +125,14 @@ static int reserve_and_listen(uint16_t number)
 uint16_t soft_listener_port(void)
 {
 	soft_assert_locked();
-	uint32_t first = 0;
-	int error = soft_device.links->port ? 0 : EADDRINUSE;
+	uint32_t first;
+	int error = EADDRINUSE;
 
-	if (!soft_device.links->port &&
-	    soft_device.platform->random(&first, sizeof(first), 0) != sizeof(first))
+	if (soft_device.links->port)
+		return soft_device.links->port;
+	if (soft_device.platform->random(&first, sizeof(first), 0) != sizeof(first))
 		return 0;
+	/* Start at a random port, so that processes rarely try the same ones. */
 	for (uint32_t i = 0; i < SOFT_IP_PORTS && error == EADDRINUSE; i++)
 		error = reserve_and_listen(
 			(uint16_t)(SOFT_IP_PORT_FIRST + (first + i) % SOFT_IP_PORTS));

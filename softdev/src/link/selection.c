@@ -64,7 +64,7 @@ int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uin
 	link->qp = qp;
 	qp->link = &link->base;
 	if (!link->is_initiator)
-		soft_handshake_find_pending(qp);
+		soft_handshake_accept_pending(qp);
 	else if (!soft_link_open_chan(link, qp, path_to(link, qp, shm_port)))
 		soft_selection_use_tcp(link, true);
 	else
@@ -97,7 +97,7 @@ void soft_selection_use_tcp(struct soft_link *link, bool notify_peer)
 	 * link. The peer must then end the stream with DISCONNECT (channel_closed). */
 	link->has_received = !notify_peer;
 	if (notify_peer)
-		soft_path_refuse(link->chan.path, 0);
+		soft_path_refuse(link->chan.path, 0); /* an END for channel 0 announces TCP */
 	bring_up(link);
 }
 

@@ -87,10 +87,10 @@ void soft_path_finish(struct soft_path *path, int error, int64_t missing)
 		detach(chan);
 		chan->calls->closed(chan, error);
 	}
-	soft_deferred_cancel(&path->flush);
+	soft_deferred_cancel(&path->flush); /* the callbacks may have scheduled it again */
 	free(path->ctrl_records);
 	path->ctrl_records = NULL;
-	path->ctrl_count = path->ctrl_room = 0;
+	path->ctrl_count = path->ctrl_capacity = 0;
 }
 
 /* ---- control records ------------------------------------------------------------------------ */
@@ -128,25 +128,25 @@ static void flush_ctrl(struct soft_path *path)
  * too many or not enough memory. */
 static bool grow_and_store_ctrl(struct soft_path *path, const struct soft_ctrl_record *ctrl)
 {
-	if (path->ctrl_count == path->ctrl_room) {
-		uint32_t room = path->ctrl_room ? 2 * path->ctrl_room : CTRL_RECORDS;
+	if (path->ctrl_count == path->ctrl_capacity) {
+		uint32_t capacity = path->ctrl_capacity ? 2 * path->ctrl_capacity : CTRL_RECORDS;
 		struct soft_ctrl_record *ctrl_records =
-			room > MAX_CTRL_RECORDS
+			capacity > MAX_CTRL_RECORDS
 				? NULL
-				: realloc(path->ctrl_records, room * sizeof(*ctrl_records));
+				: realloc(path->ctrl_records, capacity * sizeof(*ctrl_records));
 
 		if (!ctrl_records)
 			return false;
 		path->ctrl_records = ctrl_records;
-		path->ctrl_room = room;
+		path->ctrl_capacity = capacity;
 	}
 	path->ctrl_records[path->ctrl_count++] = *ctrl;
 	return true;
 }
 
 /* Write a control record, or queue it behind others if the path has no room. */
-static void queue_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
-		       uint32_t from, const uint8_t *handshake)
+static void send_ctrl(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
+		      uint32_t from, const uint8_t *handshake)
 {
 	struct soft_ctrl_record ctrl = {
 		.kind = kind,
@@ -189,7 +189,7 @@ int soft_chan_open(struct soft_chan *chan, struct soft_path *path,
 	int rc = soft_chan_attach(chan, path, 0, 0);
 
 	if (!rc)
-		queue_ctrl(path, SOFT_RECORD_OPEN, 0, chan->id, handshake);
+		send_ctrl(path, SOFT_RECORD_OPEN, 0, chan->id, handshake);
 	return rc;
 }
 
@@ -202,14 +202,14 @@ int soft_chan_accept(struct soft_chan *chan, struct soft_path *path, uint32_t re
 	if (rc)
 		soft_path_refuse(path, remote_id);
 	else
-		queue_ctrl(path, SOFT_RECORD_ACCEPT, remote_id, chan->id, handshake);
+		send_ctrl(path, SOFT_RECORD_ACCEPT, remote_id, chan->id, handshake);
 	return rc;
 }
 
 void soft_path_refuse(struct soft_path *path, uint32_t remote_id)
 {
 	soft_assert_locked();
-	queue_ctrl(path, SOFT_RECORD_END, remote_id, 0, NULL);
+	send_ctrl(path, SOFT_RECORD_END, remote_id, 0, NULL);
 }
 
 enum { BY_THIS_SIDE = false, BY_PEER = true };
@@ -233,7 +233,7 @@ void soft_chan_end(struct soft_chan *chan)
 	if (!path)
 		return;
 	detach(chan);
-	queue_ctrl(path, SOFT_RECORD_END, remote_id, remote_id ? 0 : id, NULL);
+	send_ctrl(path, SOFT_RECORD_END, remote_id, remote_id ? 0 : id, NULL);
 	end_if_unused(path, BY_THIS_SIDE);
 }
 
@@ -385,6 +385,8 @@ bool soft_path_receive(struct soft_path *path, enum soft_record_kind kind, uint3
 		return receive_ctrl(path, kind, from, chan, payload, length);
 	if (!length || (chan && !chan->remote_id))
 		return false;
+	/* If only the header has arrived, the path passes the payload to `receiving` later. DATA for
+	 * an unknown channel is dropped. */
 	if (!chan || payload == NULL)
 		path->receiving = chan;
 	else

@@ -42,6 +42,8 @@ enum {
 	SOFT_DIRECT_MIN = 4096, /* minimum bytes to store directly; copying fewer is as cheap */
 };
 
+enum { SOFT_UNREAD_UNKNOWN = -1 }; /* see soft_path_finish() */
+
 /* Callbacks from a channel to its owner. Each callback may end any channel and free the owner. */
 struct soft_chan_ops {
 	/* Called when the peer has accepted the channel that soft_chan_open() requested. The
@@ -133,7 +135,7 @@ struct soft_path {
 	struct soft_deferred flush; /* scheduled after writing */
 	struct soft_chan *receiving; /* channel of a partially received record */
 	struct soft_ctrl_record *ctrl_records; /* control records waiting for room */
-	uint32_t ctrl_count, ctrl_room;
+	uint32_t ctrl_count, ctrl_capacity;
 	/* Local ports that the path uses. The path carries no data while any of them is down. */
 	uint32_t ports;
 	int peer_hca; /* number of the peer's device, from soft_gid_hca_number() */
@@ -206,8 +208,8 @@ void soft_path_init(struct soft_path *path, const struct soft_path_calls *calls,
 bool soft_path_receive(struct soft_path *path, enum soft_record_kind kind, uint32_t to,
 		       uint32_t from, const uint8_t *payload, size_t length);
 /* End all channels. If the peer's process has ended, `missing` is the number of bytes at the end of
- * the output that may be unread, apart from records passed to `report_unread`. It is negative if
- * this number is unknown or the process has not ended. */
+ * the output that may be unread, apart from records passed to `report_unread`. It is
+ * SOFT_UNREAD_UNKNOWN if this number is unknown or the process has not ended. */
 void soft_path_finish(struct soft_path *path, int error, int64_t missing);
 /* Discard all channels in a forked child without notifying their owners or the peer. */
 void soft_path_forget(struct soft_path *path);

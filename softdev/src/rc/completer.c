@@ -237,7 +237,8 @@ int soft_response_scatter(struct soft_qp *qp, const struct soft_frame *frame, ui
 	return count;
 }
 
-static void complete_read(struct soft_qp *qp)
+/* Complete the oldest request, a READ or an atomic whose response has arrived. */
+static void complete_oldest(struct soft_qp *qp)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
@@ -265,7 +266,7 @@ static void complete_atomic(struct soft_qp *qp, const uint8_t *atomic_payload)
 	}
 	for (int i = 0; i < count; from += iov[i].iov_len, i++)
 		memcpy(iov[i].iov_base, from, iov[i].iov_len);
-	complete_read(qp);
+	complete_oldest(qp);
 }
 
 void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame,
@@ -277,7 +278,7 @@ void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame,
 	if (frame->opcode == SOFT_ATOMIC_DATA) {
 		complete_atomic(qp, atomic_payload);
 	} else if (frame->opcode == SOFT_READ_DATA && soft_is_last(frame)) {
-		complete_read(qp);
+		complete_oldest(qp);
 	} else if (frame->opcode == SOFT_READ_DATA) {
 		mark_answered(qp, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
 		soft_requester_reset_retries(qp);

@@ -14,9 +14,12 @@ extern const struct soft_transport soft_rc_transport;
 /* Position of the next frame while a batch of frames is built. The queue pair itself changes only
  * when the frames are sent. */
 struct soft_tx_cursor {
-	uint32_t next, next_psn, reads;
-	uint32_t response, response_psn;
-	uint32_t acked_psn;
+	uint32_t next; /* index of the next request in the send queue */
+	uint32_t next_psn;
+	uint32_t reads; /* unanswered requests that count against max_rd_atomic */
+	uint32_t response; /* index of the next response in the response queue */
+	uint32_t response_psn;
+	uint32_t acked_psn; /* last PSN acknowledged to the peer */
 	/* maximum payload of the next frame in bytes; divisible by every MTU */
 	uint32_t max_payload;
 	uint32_t cma_max; /* maximum payload of a frame with a descriptor; 0 if disabled */
@@ -126,6 +129,7 @@ void soft_responder_withdraw(struct soft_qp *qp, uint32_t index, uint32_t psn,
 /* Replace a repeated response with a NAK, because its memory has been deregistered. Other requests
  * are not affected. Returns false if this is not a repeated response. */
 bool soft_responder_withdraw_repeated(struct soft_qp *qp, uint32_t index);
+/* Mark a repeated response, so that a NAK is sent in its place. */
 void soft_responder_refuse_repeated(struct soft_qp *qp, struct soft_response *response);
 /* Build the frame with the next part of the queued response at `cursor`, or with the NAK that
  * replaces it. Returns false if no more responses are queued. */
@@ -174,8 +178,8 @@ void soft_response_end(struct soft_qp *qp, const struct soft_frame *frame,
 /* Complete all requests up to `psn`. Returns false if the PSN is invalid. */
 bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn);
 
-void soft_request_unwritable(struct soft_qp *qp,
-			     const struct soft_frame *frame); /* refuses the request */
+/* Refuse a SEND or WRITE whose payload cannot be stored in this side's memory. */
+void soft_request_refuse_unwritable(struct soft_qp *qp, const struct soft_frame *frame);
 /* Store iovecs for the bytes [from, from + length) of a request's payload. Returns the number of
  * iovecs, or -1 if the memory is not writable and the request has been refused. */
 int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uint32_t from,

@@ -149,7 +149,9 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		return false;
 	uint32_t offset =
 		first ? 0 : (uint32_t)soft_message_offset(qp, cursor->next_psn, send->psn);
-	uint32_t remaining = send->length - offset, share = remaining, length = 0;
+	uint32_t remaining = send->length - offset;
+	uint32_t share = remaining; /* bytes of the message that this frame sends or requests */
+	uint32_t length = 0; /* payload of this frame */
 
 	if (qp->window) {
 		uint32_t psns = send->psn + send->psns - cursor->next_psn;
@@ -193,7 +195,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 		out->frame.syndrome = send->flush;
 	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND) {
 		out->frame.flags |= SOFT_FRAME_SRQ;
-		out->frame.ack = send->remote_srqn;
+		out->frame.ack = send->remote_srqn; /* an XRC requester acknowledges nothing */
 	}
 	if (!last) {
 		cursor->next_psn += share >> soft_mtu_shift(qp);

@@ -481,7 +481,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 	}
 }
 
-void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
+void soft_request_refuse_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	soft_assert_locked();
 	if (frame->opcode == SOFT_SEND)
@@ -518,7 +518,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 			receive->num_sge, offset, length, IBV_ACCESS_LOCAL_WRITE, iov, room);
 
 		if (count < 0)
-			soft_request_unwritable(qp, frame);
+			soft_request_refuse_unwritable(qp, frame);
 		else
 			copy_overwritten_reads(qp, iov, count);
 		return count;
@@ -530,7 +530,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 				   responder->address + offset, length, IBV_ACCESS_REMOTE_WRITE);
 
 	if (!memory) {
-		soft_request_unwritable(qp, frame);
+		soft_request_refuse_unwritable(qp, frame);
 		return -1;
 	}
 	*iov = (struct iovec){.iov_base = memory, .iov_len = length};
@@ -591,8 +591,7 @@ static bool execute_atomic(struct soft_qp *qp, const struct soft_frame *frame,
 			   const uint8_t *arguments)
 {
 	struct soft_responder *responder = &qp->responder;
-	uint64_t operand = soft_get64(arguments);
-	uint64_t old_value = operand;
+	uint64_t operand = soft_get64(arguments), old_value;
 	uint64_t *at = atomic_target(qp, frame);
 
 	if (!at)
@@ -606,11 +605,14 @@ static bool execute_atomic(struct soft_qp *qp, const struct soft_frame *frame,
 		queue_empty_response(qp, frame);
 		return true;
 	}
-	if (frame->opcode == SOFT_FETCH_ADD)
+	if (frame->opcode == SOFT_FETCH_ADD) {
 		old_value = __atomic_fetch_add(at, operand, __ATOMIC_SEQ_CST);
-	else
+	} else {
+		/* The built-in replaces the value to compare with by the value that it has found. */
+		old_value = operand;
 		__atomic_compare_exchange_n(at, &old_value, soft_get64(arguments + 8), false,
 					    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+	}
 	struct soft_response *response =
 		soft_responder_queue_response(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT);
 
@@ -668,6 +670,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame,
 		remember_rd_atomic(responder, frame, soft_psn_count(qp, frame->dma_length))
 			->uncounted_bytes =
 			soft_counts_reads_of(qp, frame->rkey) ? frame->dma_length : 0;
+		/* Advance to the last PSN of the READ. The common code below adds one more. */
 		responder->expected_psn =
 			soft_psn_add(frame->psn, soft_psn_count(qp, frame->dma_length) - 1);
 		break;

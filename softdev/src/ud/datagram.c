@@ -333,7 +333,7 @@ static void receive_datagram(struct soft_fd_watch *watch, const struct soft_data
 			     const uint8_t *payload, uint32_t length)
 {
 	(void)watch;
-	soft_ud_input(datagram, payload, length);
+	soft_ud_dispatch(datagram, payload, length);
 }
 
 static void ready(struct soft_fd_watch *watch)

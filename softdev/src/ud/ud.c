@@ -55,7 +55,7 @@ static void deliver_locally(const struct soft_datagram *datagram, const struct i
 		memcpy(copy + length, payload[i].iov_base, payload[i].iov_len);
 		length += (uint32_t)payload[i].iov_len;
 	}
-	soft_ud_input(datagram, copy, length);
+	soft_ud_dispatch(datagram, copy, length);
 }
 
 /* Collect the payload in iovecs. Returns the number of iovecs, or -1 if the memory is not
@@ -241,11 +241,11 @@ void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 		     const uint8_t *payload, uint32_t length)
 {
 	soft_assert_locked();
-	if (!soft_fault_intercepts_datagram(qp, datagram, payload, length))
+	if (!soft_fault_intercept_datagram(qp, datagram, payload, length))
 		soft_ud_deliver(qp, datagram, payload, length);
 }
 
-void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload, uint32_t length)
+void soft_ud_dispatch(const struct soft_datagram *datagram, const uint8_t *payload, uint32_t length)
 {
 	soft_assert_locked();
 	struct soft_qp *qp = soft_qp_find(datagram->dest_qpn);

@@ -99,8 +99,11 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 
 /* ---- ud.c ---------------------------------------------------------------------------------- */
 
-/* Deliver a datagram if its queue pair exists, is ready to receive, and has the same Q_Key. */
-void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload, uint32_t length);
+/* Pass a datagram to the queue pair that it is addressed to, which receives it if it is ready and
+ * has the same Q_Key. */
+void soft_ud_dispatch(const struct soft_datagram *datagram, const uint8_t *payload,
+		      uint32_t length);
+/* Apply the fault spec to a datagram, and deliver the datagram now or later. */
 void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 		     const uint8_t *payload, uint32_t length);
 /* Deliver a datagram without injecting faults. */

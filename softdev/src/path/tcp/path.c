@@ -29,8 +29,6 @@
 
 #include "tcp.h"
 
-enum { UNREAD_UNKNOWN = -1 };
-
 enum {
 	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
 	MAX_RECORD = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) -
@@ -83,19 +81,19 @@ void soft_tcp_path_release(struct soft_tcp_path *tcp)
 }
 
 /* Returns how many bytes of our output the peer had not read when it closed the stream, or
- * UNREAD_UNKNOWN. The peer has read all acknowledged bytes, because closing a socket with unread
+ * SOFT_UNREAD_UNKNOWN. The peer has read all acknowledged bytes, because closing a socket with unread
  * input would have reset the connection. */
 static int64_t unread_by_peer(const struct soft_tcp_path *tcp)
 {
 	int unconfirmed;
 
 	if (ioctl(tcp->watch.fd, SIOCOUTQ, &unconfirmed) || unconfirmed < 0)
-		return UNREAD_UNKNOWN;
+		return SOFT_UNREAD_UNKNOWN;
 	return unconfirmed + (int64_t)gathered(tcp);
 }
 
 /* End the path and close the socket. `unread` is the number of bytes at the end of the output that
- * the peer had not read when it closed the stream, or UNREAD_UNKNOWN. */
+ * the peer had not read when it closed the stream, or SOFT_UNREAD_UNKNOWN. */
 static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 {
 	const struct linger reset_on_close = {.l_onoff = 1};
@@ -130,7 +128,7 @@ static void timed_out(struct soft_timer *timer)
 	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, timer);
 
 	if (tcp->state != SOFT_TCP_UP || soft_list_empty(&tcp->path.chans))
-		finish(tcp, tcp->state == SOFT_TCP_CLOSING ? 0 : ETIMEDOUT, UNREAD_UNKNOWN);
+		finish(tcp, tcp->state == SOFT_TCP_CLOSING ? 0 : ETIMEDOUT, SOFT_UNREAD_UNKNOWN);
 }
 
 /* Close an idle stream after sending its last frames and ENDs. The socket stays open until the peer
@@ -142,7 +140,7 @@ static void idle(struct soft_path *path, bool by_peer)
 	if (tcp->state == SOFT_TCP_CLOSING)
 		return;
 	if (by_peer && !gathered(tcp)) {
-		finish(tcp, 0, UNREAD_UNKNOWN);
+		finish(tcp, 0, SOFT_UNREAD_UNKNOWN);
 		return;
 	}
 	soft_place_release(&tcp->place);
@@ -191,19 +189,19 @@ static size_t send_with_gathered(struct soft_tcp_path *tcp, struct iovec *iov, i
 /* Copy bytes to the gathered output. */
 static void append(struct soft_tcp_path *tcp, const void *bytes, size_t length)
 {
-	size_t room = tcp->output_room;
+	size_t capacity = tcp->output_capacity;
 
-	if (tcp->output_length + length > room) {
-		while (room < tcp->output_length + length)
-			room = room ? 2 * room : MAX_COPIED;
-		uint8_t *output = realloc(tcp->output, room);
+	if (tcp->output_length + length > capacity) {
+		while (capacity < tcp->output_length + length)
+			capacity = capacity ? 2 * capacity : MAX_COPIED;
+		uint8_t *output = realloc(tcp->output, capacity);
 
 		if (!output) {
 			soft_path_schedule_failure(&tcp->path, ENOMEM);
 			return;
 		}
 		tcp->output = output;
-		tcp->output_room = room;
+		tcp->output_capacity = capacity;
 	}
 	memcpy(tcp->output + tcp->output_length, bytes, length);
 	tcp->output_length += length;
@@ -216,11 +214,11 @@ static void send_gathered(struct soft_tcp_path *tcp)
 	if (tcp->blocked || !gathered(tcp) || tcp->state == SOFT_TCP_CONNECTING)
 		return;
 	send_with_gathered(tcp, iov, 1, 0);
-	if (!gathered(tcp) &&
-	    tcp->output_room > MAX_GATHERED) { /* a buffer that has grown for a long record */
+	/* Free a buffer that has grown for a long record. */
+	if (!gathered(tcp) && tcp->output_capacity > MAX_GATHERED) {
 		free(tcp->output);
 		tcp->output = NULL;
-		tcp->output_room = 0;
+		tcp->output_capacity = 0;
 	}
 }
 
@@ -264,16 +262,17 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 		accepted += RECORD_HEADER + ends[accepted_count].bytes -
 			    (accepted_count ? ends[accepted_count - 1].bytes : 0);
 	while (++accepted_count < count && accepted < sent);
-	size_t unsent = accepted - sent;
+	/* Gather the part of the accepted records that the socket has not accepted. */
+	size_t to_skip = sent, to_gather = accepted - sent;
 
-	for (int i = 1; unsent; i++) {
-		size_t skip = sent < all[i].iov_len ? sent : all[i].iov_len;
-		size_t part = all[i].iov_len - skip < unsent ? all[i].iov_len - skip : unsent;
+	for (int i = 1; to_gather; i++) {
+		size_t skip = to_skip < all[i].iov_len ? to_skip : all[i].iov_len;
+		size_t part = all[i].iov_len - skip < to_gather ? all[i].iov_len - skip : to_gather;
 
 		if (part)
 			append(tcp, (uint8_t *)all[i].iov_base + skip, part);
-		sent -= skip;
-		unsent -= part;
+		to_skip -= skip;
+		to_gather -= part;
 	}
 	path->position += (size_t)accepted_count * RECORD_HEADER;
 	return accepted_count;
@@ -305,7 +304,7 @@ static void flush(struct soft_deferred *deferred)
 	struct soft_tcp_path *tcp = soft_container(deferred, struct soft_tcp_path, path.flush);
 
 	if (tcp->path.pending_error) {
-		finish(tcp, tcp->path.pending_error, UNREAD_UNKNOWN);
+		finish(tcp, tcp->path.pending_error, SOFT_UNREAD_UNKNOWN);
 		return;
 	}
 	if (tcp->state == SOFT_TCP_CONNECTING)
@@ -326,7 +325,7 @@ static void flush(struct soft_deferred *deferred)
 	int rc = soft_watch(&tcp->watch, EPOLLIN | (waits ? EPOLLOUT : 0u));
 
 	if (rc)
-		finish(tcp, rc, UNREAD_UNKNOWN);
+		finish(tcp, rc, SOFT_UNREAD_UNKNOWN);
 }
 
 void soft_tcp_paths_send_delayed(void)
@@ -343,13 +342,16 @@ static void writable(struct soft_tcp_path *tcp)
 {
 	tcp->blocked = false;
 	send_gathered(tcp);
-	uint64_t begin = tcp->path.position, before = begin - 1;
+	uint64_t begin = tcp->path.position;
+	bool has_written = true;
 
 	/* Let each waiting channel write one record, and repeat while there is room. */
-	while (!tcp->blocked && tcp->state >= SOFT_TCP_UP && tcp->path.position != before &&
+	while (!tcp->blocked && tcp->state >= SOFT_TCP_UP && has_written &&
 	       tcp->path.position - begin < SOFT_STEP_BYTES) {
-		before = tcp->path.position;
+		uint64_t before = tcp->path.position;
+
 		soft_path_offer_room(&tcp->path);
+		has_written = tcp->path.position != before;
 	}
 	soft_defer(&tcp->path.flush);
 }
@@ -446,7 +448,7 @@ static void parse(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 				valid = receive_header(tcp);
 		}
 		if (!valid)
-			finish(tcp, EPROTO, UNREAD_UNKNOWN);
+			finish(tcp, EPROTO, SOFT_UNREAD_UNKNOWN);
 		data += part;
 		length -= part;
 	}
@@ -471,7 +473,7 @@ static void read_input(struct soft_tcp_path *tcp)
 			/* A process closes a stream only when the stream has no channels left. If
 			 * channels remain, the peer's process has ended. */
 			finish(tcp, n ? errno : ECONNRESET,
-			       n ? UNREAD_UNKNOWN : unread_by_peer(tcp));
+			       n ? SOFT_UNREAD_UNKNOWN : unread_by_peer(tcp));
 			break;
 		}
 		budget -= (size_t)n < budget ? (size_t)n : budget;
@@ -546,7 +548,7 @@ static void receive_hello(struct soft_tcp_path *tcp)
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	if (n <= 0) {
-		finish(tcp, n ? errno : ECONNRESET, UNREAD_UNKNOWN);
+		finish(tcp, n ? errno : ECONNRESET, SOFT_UNREAD_UNKNOWN);
 		return;
 	}
 	tcp->input_length += (uint32_t)n;
@@ -558,11 +560,12 @@ static void receive_hello(struct soft_tcp_path *tcp)
 
 	if (version && version != SOFT_WIRE_VERSION)
 		report_version(version);
+	/* Respond to another version too, so that the peer can report the mismatch. */
 	if (version && !tcp->is_initiator)
 		send_hello(tcp);
 	if (!valid) {
 		send_gathered(tcp);
-		finish(tcp, EPROTONOSUPPORT, UNREAD_UNKNOWN);
+		finish(tcp, EPROTONOSUPPORT, SOFT_UNREAD_UNKNOWN);
 		return;
 	}
 	if (tcp->is_initiator)
@@ -581,7 +584,7 @@ static void connected(struct soft_tcp_path *tcp)
 	if (getsockopt(tcp->watch.fd, SOL_SOCKET, SO_ERROR, &error, &length))
 		error = errno;
 	if (error) {
-		finish(tcp, error, UNREAD_UNKNOWN);
+		finish(tcp, error, SOFT_UNREAD_UNKNOWN);
 		return;
 	}
 	tcp->state = SOFT_TCP_HELLO;
@@ -622,6 +625,8 @@ static uint32_t port_of(int fd)
 	return soft_gid_port_bit(&gid);
 }
 
+/* Create a path over `fd`, taking ownership of it, and watch the socket. Returns NULL if `fd` is -1
+ * or on another failure. */
 static struct soft_tcp_path *create(int fd, enum soft_tcp_state state, uint32_t events)
 {
 	struct soft_tcp_path *tcp = calloc(1, sizeof(*tcp));
@@ -641,7 +646,7 @@ static struct soft_tcp_path *create(int fd, enum soft_tcp_state state, uint32_t 
 	soft_list_init(&tcp->delayed);
 	soft_list_append(&soft_device.tcp->streams, &tcp->node);
 	if (soft_watch(&tcp->watch, events)) {
-		finish(tcp, ENOMEM, UNREAD_UNKNOWN);
+		finish(tcp, ENOMEM, SOFT_UNREAD_UNKNOWN);
 		return NULL;
 	}
 	return tcp;
@@ -651,18 +656,19 @@ void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer)
 {
 	soft_assert_locked();
 	struct soft_tcp_path *tcp = create(fd, SOFT_TCP_HELLO, EPOLLIN);
+	uint64_t now = soft_now();
 
 	if (!tcp)
 		return;
 	soft_places_add(&soft_device.tcp->unverified_streams, &tcp->place, peer);
-	tcp->guessed_until = soft_now();
-	soft_timer_start(&tcp->timer, tcp->guessed_until + FIRST_BYTES_NS);
+	tcp->guesses_paid_at = now;
+	soft_timer_start(&tcp->timer, now + FIRST_BYTES_NS);
 	struct soft_place *evicted = soft_places_find_victim(
 		&soft_device.tcp->unverified_streams, soft_places_limit(MAX_UNVERIFIED_STREAMS));
 
 	if (evicted)
 		finish(soft_container(evicted, struct soft_tcp_path, place), ECONNRESET,
-		       UNREAD_UNKNOWN);
+		       SOFT_UNREAD_UNKNOWN);
 }
 
 struct soft_tcp_path *soft_tcp_path_adopt(int fd)
@@ -707,7 +713,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends)
 
 	soft_list_each (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node)
 		if (tcp->is_initiator && tcp->state <= SOFT_TCP_UP && !tcp->stale &&
-		    !memcmp(&tcp->addresses, ends, sizeof(*ends)))
+		    !memcmp(&tcp->requested_addresses, ends, sizeof(*ends)))
 			return tcp;
 	length = soft_gid_to_sockaddr(&ends->peer, &ends->own, ends->port, &address);
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -721,7 +727,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_addresses *ends)
 	if (!tcp)
 		return NULL;
 	tcp->is_initiator = true;
-	tcp->addresses = *ends;
+	tcp->requested_addresses = *ends;
 	soft_timer_start(&tcp->timer, soft_now() + CONNECTING_NS);
 	return tcp;
 }
@@ -731,7 +737,7 @@ static void stop(void)
 {
 	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node) {
 		send_gathered(tcp);
-		finish(tcp, 0, UNREAD_UNKNOWN);
+		finish(tcp, 0, SOFT_UNREAD_UNKNOWN);
 	}
 }
 
@@ -745,6 +751,7 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 		soft_defer(&tcp->path.flush);
 	}
 }
+
 /* Free the paths in a forked child, which must not send anything on its parent's streams. */
 static void forget(void)
 {

@@ -26,8 +26,9 @@ struct soft_tcp_path {
 	bool is_initiator; /* whether this side chose the peer and opened the connection */
 	bool created_by_cm; /* whether the connection manager created the stream */
 	uint16_t path_port; /* peer's port if this side opens channels on a CM stream, else 0 */
-	struct soft_tcp_addresses addresses;
-	struct soft_tcp_addresses socket_addresses; /* the socket's addresses */
+	/* argument of soft_tcp_path_to(), if `is_initiator` is set */
+	struct soft_tcp_addresses requested_addresses;
+	struct soft_tcp_addresses socket_addresses; /* addresses reported by the socket */
 	struct soft_place place; /* used while the stream has no channel */
 	/* timeout for connecting, the handshake, the first channel and closing */
 	struct soft_timer timer;
@@ -40,11 +41,13 @@ struct soft_tcp_path {
 	uint32_t remaining, to, from;
 	bool receiving_bulk; /* whether long payloads are arriving */
 
-	uint64_t guessed_until; /* limits wrong queue pair numbers (link/handshake.c) */
+	/* soft_now() time at which the cost of the peer's wrong guesses so far is paid off
+	 * (link/handshake.c) */
+	uint64_t guesses_paid_at;
 
 	/* output not yet accepted by the socket */
 	uint8_t *output;
-	size_t output_length, output_sent, output_room;
+	size_t output_length, output_sent, output_capacity;
 	bool blocked; /* whether the socket's send buffer is full */
 	struct soft_node delayed; /* list entry while output waits for the next step */
 	bool must_flush; /* whether delayed output must be sent now */
