@@ -59,7 +59,7 @@ static bool send_message(const struct soft_shm_peer *peer, enum message_type typ
 	struct message message = {
 		.type = type,
 		.port = soft_device.shm->own_port,
-		.from_hca = (uint8_t)__builtin_ctz(peer->path.ports),
+		.from_hca = (uint8_t)__builtin_ctz(peer->path.ports), /* a single bit */
 		.to_hca = (uint8_t)peer->path.peer_hca,
 		.secret_at = peer->cma ? (uintptr_t)peer->cma->secret : 0,
 	};
@@ -117,6 +117,8 @@ static int receive_message(const struct soft_shm_peer *peer, struct message *mes
 	struct msghdr msg = {
 		.msg_iov = &bytes,
 		.msg_iovlen = 1,
+		/* An attached peer has no reason to send descriptors. Without a buffer for them, the
+		 * kernel closes any that arrive. */
 		.msg_control = peer->is_attached ? NULL : &control,
 		.msg_controllen = peer->is_attached ? 0 : sizeof(control),
 	};
@@ -241,6 +243,8 @@ static bool handle_ready(struct soft_shm_peer *peer, const struct message *messa
 {
 	int first = fds[0];
 
+	/* Move the pipe to its index in a HELLO. A surplus descriptor takes its place, so that the
+	 * caller closes it. */
 	fds[0] = fds[PIPE];
 	fds[PIPE] = first;
 	return receive_pipe(peer, fds) && start_using_segment(peer, message);

@@ -166,7 +166,8 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 	return SOFT_CMA_UNREADABLE;
 }
 
-/* Copy between iovecs of this process. The source and the destination may overlap. */
+/* Copy between iovecs of this process until an empty iovec in `from`. The source and the
+ * destination may overlap. */
 static void copy_within_process(const struct iovec *to, const struct iovec *from)
 {
 	size_t to_done = 0, from_done = 0;
@@ -234,6 +235,8 @@ static bool is_slow(const struct soft_cma *cma, uint64_t ns, size_t length)
 	uint64_t ring_ns = write_ns && cma->ring_read_ns ? write_ns + cma->ring_read_ns : 0;
 	uint64_t copy_ns = ns_per_mib(ns, length);
 
+	/* While the time of the ring is unknown, each copy above the minimum counts as slow, and the
+	 * records that then pass through the ring are measured. */
 	return copy_ns > soft_device.shm->min_slow_copy_ns &&
 	       copy_ns > ring_ns * (soft_application_polls() ? 1 : WAKEUP_FACTOR);
 }
@@ -310,7 +313,7 @@ void soft_cma_done(struct soft_cma *cma, const struct soft_cma_desc *desc)
 enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_desc *desc,
 				   uint32_t offset, const struct iovec *to, int count)
 {
-	struct iovec from[SOFT_CMA_PIECES + 1] = {0};
+	struct iovec from[SOFT_CMA_PIECES + 1] = {0}; /* ends with an empty iovec */
 	size_t length = total_length(to, count);
 	int from_count = get_pieces(desc, offset, length, from);
 	enum soft_cma_result result = SOFT_CMA_COPIED;

@@ -60,12 +60,17 @@ static int report_unread(struct soft_shm_peer *peer)
 	soft_list_each (struct soft_chan, chan, &peer->path.chans, node)
 		if (!rc && chan->remote_id && !soft_table_find(&by_number, chan->remote_id))
 			rc = soft_table_put(&by_number, chan->remote_id, chan);
-	while (!rc && (rc = soft_ring_next_unread(&rest, &record)) == 1) {
+	while (!rc) {
+		int next = soft_ring_next_unread(&rest, &record);
+
+		if (next != 1) { /* no more records, or an invalid one */
+			rc = next;
+			break;
+		}
 		struct soft_chan *chan = soft_table_find(&by_number, record.to);
 
 		if (chan && record.kind == SOFT_RECORD_DATA)
 			chan->calls->report_unread(chan, record.payload, record.length);
-		rc = 0;
 	}
 	free(by_number.slots);
 	return rc;
@@ -85,7 +90,7 @@ static void finish(struct soft_shm_peer *peer, int error, bool exited)
 	soft_wakeup_remove(peer);
 	soft_attach_end(peer);
 	peer->use_count++;
-	soft_path_finish(&peer->path, error, exited ? 0 : -1);
+	soft_path_finish(&peer->path, error, exited ? 0 : SOFT_UNREAD_UNKNOWN);
 	soft_shm_peer_release(peer);
 }
 
@@ -162,7 +167,7 @@ static const struct soft_path_calls ring_calls = {
 	.put = put,
 };
 
-bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
+bool soft_shm_peer_request_room(struct soft_shm_peer *peer)
 {
 	if (!soft_path_has_waiting(&peer->path))
 		return false;
@@ -198,7 +203,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 	while (consumed < budget && !peer->path.dead && peer->is_attached &&
 	       !(soft_ports_down & peer->path.ports)) {
 		int rc = soft_ring_next(&peer->in, &record);
-		uint64_t copied = soft_device.shm->cma_copied_bytes;
+		uint64_t copied_before = soft_device.shm->cma_copied_bytes;
 		uint64_t start_ns = rc > 0 ? soft_cma_ring_start(record.length) : 0;
 
 		if (rc == 0)
@@ -213,11 +218,13 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 		}
 		if (peer->path.dead)
 			break;
-		if (peer->cma && soft_device.shm->cma_copied_bytes == copied)
+		size_t cma_bytes = (size_t)(soft_device.shm->cma_copied_bytes - copied_before);
+
+		/* A record with a descriptor does not measure the ring. */
+		if (peer->cma && !cma_bytes)
 			soft_cma_ring_read(peer->cma, start_ns, record.length);
 		soft_ring_release(&peer->in, &record);
-		consumed += (size_t)(soft_device.shm->cma_copied_bytes -
-				     copied); /* bytes copied by cross-memory attach */
+		consumed += cma_bytes;
 	}
 	peer->remaining_budget -=
 		consumed < peer->remaining_budget ? consumed : peer->remaining_budget;
@@ -294,7 +301,7 @@ static void flush(struct soft_deferred *deferred)
 		if (must_notify)
 			soft_notify_pipe_notify(&peer->pipe);
 		soft_engine_count_write(must_notify);
-		if (soft_shm_peer_wants_room(peer))
+		if (soft_shm_peer_request_room(peer))
 			soft_wakeup_poll_or_arm(peer);
 	}
 }

@@ -91,9 +91,9 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer);
 void soft_shm_peer_release(struct soft_shm_peer *peer);
 /* Handle records of up to about `budget` bytes. Returns whether any records were available. */
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget);
-/* Request a notification of free room if any channels are waiting for room. Returns true if there
- * is already enough room. */
-bool soft_shm_peer_wants_room(struct soft_shm_peer *peer);
+/* If any channels wait for room, ask the peer to notify this side when it makes room. Returns
+ * whether there is already enough room for them. */
+bool soft_shm_peer_request_room(struct soft_shm_peer *peer);
 
 /* ---- attach.c ----------------------------------------------------------------------------- */
 

@@ -77,7 +77,7 @@ static bool arm(struct soft_shm_peer *peer)
 	if (peer->is_self)
 		return soft_ring_has_input(&peer->in);
 	if (soft_ring_is_armed(&peer->in))
-		return false;
+		return false; /* the peer will send a notification of any input */
 	peer->may_be_notified = true;
 	return soft_ring_arm(&peer->in);
 }
@@ -104,7 +104,7 @@ void soft_wakeup_poll_or_arm(struct soft_shm_peer *peer)
 	soft_assert_locked();
 	if (soft_ports_down & peer->path.ports)
 		return; /* soft_shm_resume() polls again */
-	if (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer)) {
+	if (soft_ring_has_input(&peer->in) || soft_shm_peer_request_room(peer)) {
 		poll_again(peer);
 		return;
 	}
@@ -113,7 +113,7 @@ void soft_wakeup_poll_or_arm(struct soft_shm_peer *peer)
 		soft_wakeup_remove(peer);
 	if (is_polled(peer) && !soft_device.shm->need_notify)
 		disarm(peer);
-	else if (arm(peer) || soft_shm_peer_wants_room(peer))
+	else if (arm(peer) || soft_shm_peer_request_room(peer))
 		poll_again(peer);
 }
 
@@ -185,7 +185,7 @@ bool soft_shm_has_input(void)
 	soft_assert_locked();
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->poll_set, poll_set) {
 		if (!(soft_ports_down & peer->path.ports) &&
-		    (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer)))
+		    (soft_ring_has_input(&peer->in) || soft_shm_peer_request_room(peer)))
 			return true;
 	}
 	return false;
@@ -202,7 +202,7 @@ void soft_shm_set_need_notify(bool on)
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->poll_set, poll_set) {
 		if (!on)
 			disarm(peer);
-		else if (arm(peer) || soft_shm_peer_wants_room(peer))
+		else if (arm(peer) || soft_shm_peer_request_room(peer))
 			has_work = true;
 	}
 	if (has_work)
