@@ -157,7 +157,8 @@ void soft_icrc_flow_init(struct soft_icrc_flow *flow, const uint8_t source[16],
 }
 
 /* Returns the CRC register after the LRH, the IP and UDP headers and the BTH. The byte of the BTH
- * that contains FECN and BECN is replaced with ones. */
+ * that contains FECN and BECN is replaced with ones. `length` is the number of bytes from the BTH
+ * to the padding. */
 static uint32_t headers_crc(const struct soft_icrc_flow *flow, uint16_t identification,
 			    const uint8_t *bth, size_t length)
 {
@@ -166,12 +167,12 @@ static uint32_t headers_crc(const struct soft_icrc_flow *flow, uint16_t identifi
 	memcpy(bytes, flow->bytes, sizeof(flow->bytes));
 	memcpy(bytes + flow->length, bth, SOFT_ROCE_BTH);
 	length += UDP + SOFT_ROCE_ICRC;
-	put16(bytes + flow->length - 4, length);
+	put16(bytes + flow->length - 4, length); /* UDP length */
 	if (flow->ipv4) {
-		put16(bytes + LRH + 2, length + IPV4);
+		put16(bytes + LRH + 2, length + IPV4); /* total length */
 		put16(bytes + LRH + 4, identification);
 	} else {
-		put16(bytes + LRH + 4, length);
+		put16(bytes + LRH + 4, length); /* payload length */
 	}
 	bytes[flow->length + 4] = 0xff;
 	return update(0xffffffff, bytes, flow->length + (size_t)SOFT_ROCE_BTH);

@@ -51,8 +51,9 @@ uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool las
 {
 	const uint8_t flags = (first ? 0 : SOFT_FRAME_CONTINUES) |
 			      (last ? frame->flags & (IMMEDIATE | INVALIDATE) : SOFT_FRAME_MORE);
-	const bool acknowledges = frame->opcode == SOFT_NAK || frame->opcode == SOFT_RNR_NAK;
-	const uint8_t opcode = acknowledges ? SOFT_ACK : frame->opcode;
+	/* A NAK is an ACKNOWLEDGE packet with a different syndrome. */
+	const bool is_nak = frame->opcode == SOFT_NAK || frame->opcode == SOFT_RNR_NAK;
+	const uint8_t opcode = is_nak ? SOFT_ACK : frame->opcode;
 	uint8_t operation = 0;
 
 	/* Find the operation in the table that converts operations to frames. */
@@ -63,7 +64,7 @@ uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool las
 }
 
 bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
-			  const uint8_t *small)
+			  const uint8_t *atomic_payload)
 {
 	*packet = (struct soft_roce_packet){
 		.pkey = SOFT_ROCE_PKEY,
@@ -90,15 +91,15 @@ bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_fra
 		packet->flush = frame->syndrome;
 		return true;
 	case SOFT_COMPARE_SWAP:
-		packet->compare = soft_get64(small);
-		packet->swap_add = soft_get64(small + 8);
+		packet->compare = soft_get64(atomic_payload);
+		packet->swap_add = soft_get64(atomic_payload + 8);
 		return true;
 	case SOFT_FETCH_ADD:
-		packet->swap_add = soft_get64(small);
+		packet->swap_add = soft_get64(atomic_payload);
 		return true;
 	case SOFT_ATOMIC_DATA:
 		packet->syndrome = SOFT_ROCE_ACK | SOFT_ROCE_NO_CREDITS;
-		packet->original = soft_get64(small);
+		packet->original = soft_get64(atomic_payload);
 		return true;
 	case SOFT_NAK:
 		packet->syndrome = SOFT_ROCE_NAK | frame->syndrome;
@@ -156,7 +157,7 @@ static bool decode_syndrome(struct soft_frame *frame, uint8_t syndrome)
 }
 
 bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet *packet,
-			uint32_t mtu, uint8_t small[SOFT_ATOMIC_ARGUMENTS])
+			uint32_t mtu, uint8_t atomic_payload[SOFT_ATOMIC_ARGUMENTS])
 {
 	const uint8_t operation = packet->opcode & SOFT_ROCE_OPERATION;
 	const unsigned has = (unsigned)soft_roce_headers(packet->opcode);
@@ -181,17 +182,17 @@ bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet 
 	case SOFT_ACK:
 		return decode_syndrome(frame, packet->syndrome);
 	case SOFT_COMPARE_SWAP:
-		soft_put64(small, packet->compare);
-		soft_put64(small + 8, packet->swap_add);
+		soft_put64(atomic_payload, packet->compare);
+		soft_put64(atomic_payload + 8, packet->swap_add);
 		frame->length = SOFT_ATOMIC_ARGUMENTS;
 		return true;
 	case SOFT_FETCH_ADD:
-		soft_put64(small, packet->swap_add);
-		soft_put64(small + 8, 0);
+		soft_put64(atomic_payload, packet->swap_add);
+		soft_put64(atomic_payload + 8, 0);
 		frame->length = SOFT_ATOMIC_ARGUMENTS;
 		return true;
 	case SOFT_ATOMIC_DATA:
-		soft_put64(small, packet->original);
+		soft_put64(atomic_payload, packet->original);
 		frame->length = SOFT_ATOMIC_RESULT;
 		return true;
 	case SOFT_FLUSH:

@@ -191,15 +191,15 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 		       struct reader *payload)
 {
 	const uint32_t mtu = 1u << soft_mtu_shift(pair->qp);
-	uint8_t small[SOFT_ATOMIC_ARGUMENTS] = {0};
+	uint8_t atomic_payload[SOFT_ATOMIC_ARGUMENTS] = {0};
 	struct soft_roce_packet packet;
 	uint32_t remaining = frame->length;
 
 	if (has_payload_in_header(frame)) {
-		read_bytes(payload, small, remaining);
+		read_bytes(payload, atomic_payload, remaining);
 		remaining = 0;
 	}
-	if (!soft_roce_from_frame(&packet, frame, small))
+	if (!soft_roce_from_frame(&packet, frame, atomic_payload))
 		return;
 	if (soft_is_request(frame) && !pair->has_sent_request) {
 		/* The first send PSN is known only now. */
@@ -254,7 +254,9 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	struct soft_roce_pair *pair = soft_table_find(&soft_device.roce->pairs, to);
 	struct reader reader = {.iov = iov};
 	uint8_t header[SOFT_FRAME_HEADER];
-	struct soft_frame frame, acknowledging = {0};
+	struct soft_frame frame;
+	bool must_acknowledge = false;
+	uint32_t ack_psn = 0;
 
 	(void)path;
 	(void)from;
@@ -264,13 +266,15 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 		read_bytes(&reader, header, sizeof(header));
 		soft_frame_decode(header, &frame);
 		send_frame(pair, &frame, &reader);
-		if (acknowledges(pair, &frame))
-			acknowledging = frame;
+		if (acknowledges(pair, &frame)) {
+			must_acknowledge = true;
+			ack_psn = frame.ack;
+		}
 	}
 	/* Send one acknowledgement after the last packet. An acknowledgement between the packets
 	 * would split the run that is sent with one system call. */
-	if (acknowledging.opcode)
-		send_ack(pair, acknowledging.ack);
+	if (must_acknowledge)
+		send_ack(pair, ack_psn);
 	return count;
 }
 
@@ -288,7 +292,8 @@ static const struct soft_path_calls calls = {
 
 /* Returns the reason to drop the packet, or NULL to accept it. The packet must come from the queue
  * pair's peer, arrive at the queue pair's address, and use the queue pair's transport service. */
-static const char *drop_reason(struct soft_roce_pair *pair, const struct soft_roce_address *at,
+static const char *drop_reason(const struct soft_roce_pair *pair,
+			       const struct soft_roce_address *at,
 			       const struct sockaddr_storage *from,
 			       const struct soft_roce_packet *packet)
 {
@@ -302,14 +307,17 @@ static const char *drop_reason(struct soft_roce_pair *pair, const struct soft_ro
 	if (!soft_gid_from_sockaddr(&gid, (const struct sockaddr *)from) ||
 	    memcmp(&gid, &pair->peer, sizeof(gid)))
 		return "SOURCE";
-	uint16_t port = soft_address_port(from);
+	return NULL;
+}
 
-	/* The ICRC covers the source port, which the peer may change at any time. */
+/* Update the flow of received packets with the peer's current source port. The ICRC covers the
+ * port, which the peer may change at any time. */
+static void update_peer_port(struct soft_roce_pair *pair, uint16_t port)
+{
 	if (pair->peer_port != port)
-		soft_icrc_flow_init(&pair->icrc_in, pair->peer.raw, at->gid.raw, port,
+		soft_icrc_flow_init(&pair->icrc_in, pair->peer.raw, pair->address->gid.raw, port,
 				    SOFT_ROCE_PORT);
 	pair->peer_port = port;
-	return NULL;
 }
 
 void soft_roce_trace_dropped(const char *reason, const struct soft_roce_packet *packet,
@@ -332,7 +340,7 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 	soft_assert_locked();
 	struct soft_roce_packet packet;
 	struct soft_frame frame;
-	uint8_t small[SOFT_FRAME_HEADER + SOFT_ATOMIC_ARGUMENTS], *record = small;
+	uint8_t short_record[SOFT_FRAME_HEADER + SOFT_ATOMIC_ARGUMENTS], *record = short_record;
 	struct soft_roce_pair *pair;
 	const char *reason;
 
@@ -354,8 +362,11 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 		reason = drop_reason(pair, at, from, &packet);
 	else /* only the trace distinguishes these reasons, so skip the second lookup without it */
 		reason = soft_trace_on && soft_qp_find(packet.dest_qpn) ? "QP_STATE" : "QPN";
-	if (!reason && !soft_icrc_check(&pair->icrc_in, bytes, length))
-		reason = "ICRC";
+	if (!reason) {
+		update_peer_port(pair, soft_address_port(from));
+		if (!soft_icrc_check(&pair->icrc_in, bytes, length))
+			reason = "ICRC";
+	}
 	if (reason) {
 		soft_roce_trace_dropped(reason, &packet, from);
 		return;
@@ -366,7 +377,7 @@ void soft_roce_receive(struct soft_roce_address *at, const struct sockaddr_stora
 		return;
 	}
 	if (!soft_roce_to_frame(&frame, &packet, 1u << soft_mtu_shift(pair->qp),
-				small + SOFT_FRAME_HEADER)) {
+				short_record + SOFT_FRAME_HEADER)) {
 		soft_roce_trace_dropped("PACKET", &packet, from);
 		return;
 	}

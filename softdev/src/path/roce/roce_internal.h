@@ -114,18 +114,19 @@ struct soft_roce {
 };
 
 /* packets.c */
-/* Initialize `packet` as the first packet of a frame. The caller sets the opcode, the length, and
- * the bits that request an event or an acknowledgement. Returns false if frames of this kind are
- * not sent as packets. */
+/* Initialize `packet` as the first packet of a frame. `atomic_payload` is the payload of the request
+ * or response of an atomic operation, and is not used for other frames. The caller sets the opcode,
+ * the length, and the bits that request an event or an acknowledgement. Returns false if frames of
+ * this kind are not sent as packets. */
 bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
-			  const uint8_t *small);
+			  const uint8_t *atomic_payload);
 /* Returns the operation of the first, middle, last or only packet of a frame. */
 uint8_t soft_roce_operation(const struct soft_frame *frame, bool first, bool last);
 /* Convert a packet to a frame. If a request's length is invalid for the path MTU, the frame makes
- * the responder refuse the request. Stores the payload of an atomic operation in `small`. Returns
- * false if a response is invalid. */
+ * the responder refuse the request. Stores the payload of an atomic operation's request or response
+ * in `atomic_payload`. Returns false if a response is invalid. */
 bool soft_roce_to_frame(struct soft_frame *frame, const struct soft_roce_packet *packet,
-			uint32_t mtu, uint8_t small[SOFT_ATOMIC_ARGUMENTS]);
+			uint32_t mtu, uint8_t atomic_payload[SOFT_ATOMIC_ARGUMENTS]);
 
 /* sockets.c */
 /* Start receiving at an address. If the address is already open, only count another user. Returns
