@@ -31,10 +31,11 @@ enum event { EVENT_SEND = 1, EVENT_SET_STATE, EVENT_DELIVER, EVENT_TIMERS };
 
 /* A datagram in flight. */
 struct flight {
-	uint64_t due_ns, number;
+	uint64_t due_ns;
+	uint64_t number; /* datagrams that are due at the same time arrive in this order */
 	struct machine *to;
 	union ibv_gid from_gid, to_gid;
-	uint16_t port;
+	uint16_t port; /* source port */
 	size_t length;
 	uint8_t bytes[]; /* FRAME_HEADER_ROOM bytes, followed by the datagram */
 };
@@ -145,8 +146,14 @@ static void heap_push(struct flight *flight)
 
 	sim.heap = grow(sim.heap, at, sizeof(struct flight *));
 	sim.flight_count++;
-	for (size_t above; at && is_before(flight, sim.heap[above = (at - 1) / 2]); at = above)
+	while (at) {
+		size_t above = (at - 1) / 2;
+
+		if (!is_before(flight, sim.heap[above]))
+			break;
 		sim.heap[at] = sim.heap[above];
+		at = above;
+	}
 	sim.heap[at] = flight;
 }
 
@@ -156,8 +163,9 @@ static struct flight *heap_pop(void)
 	size_t at = 0;
 
 	for (size_t below; (below = 2 * at + 1) < sim.flight_count; at = below) {
-		below += below + 1 < sim.flight_count &&
-			 is_before(sim.heap[below + 1], sim.heap[below]);
+		/* Compare with the earlier of the two entries below. */
+		if (below + 1 < sim.flight_count && is_before(sim.heap[below + 1], sim.heap[below]))
+			below++;
 		if (!is_before(sim.heap[below], last))
 			break;
 		sim.heap[at] = sim.heap[below];
@@ -279,15 +287,17 @@ static void send_datagram(const union ibv_gid *from, uint16_t port, const union 
 	schedule_datagram(flight, bytes);
 }
 
-/* Reserve a port by binding a Unix socket to an abstract name that contains the machine and the
- * port. The kernel rejects a name that is already in use. Returns the fd, or a negative errno
- * value. */
+/* Reserve the port in `address` for the socket type `type`. If the port is 0, choose a free one and
+ * store it in `address`. A port is reserved by binding a Unix socket to an abstract name that
+ * contains the machine and the port, because the kernel rejects a name that is already in use.
+ * Returns the fd, or a negative errno value. */
 static int reserve(struct sockaddr *address, int type)
 {
 	uint16_t *port = &((struct sockaddr_in *)(void *)address)
 				  ->sin_port; /* same offset in struct sockaddr_in6 */
 	const bool any_port = !*port;
-	int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0), error = fd < 0 ? errno : EADDRINUSE;
+	int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
+	int error = fd < 0 ? errno : EADDRINUSE; /* EADDRINUSE enters the loop */
 
 	for (int i = 0; error == EADDRINUSE && i < (any_port ? PORTS : 1); i++) {
 		const uint16_t number =
@@ -503,6 +513,7 @@ void aiordma_sim_run(uint64_t until)
 		if (machine->state != AIORDMA_SIM_UP || !program_has_input(machine))
 			continue;
 		machine->program.has_input = true;
+		/* Stop when the program next checks for input. */
 		if (machine->program.busy_until < until)
 			until = machine->program.busy_until;
 	}

@@ -276,7 +276,8 @@ static const struct flag_name attributes[] = {
 #undef A
 };
 
-static void add_refusal(struct line *line, int error, const struct soft_refusal_note *note)
+/* Add the reason for a refused call, and write the line. */
+static void write_refusal_line(struct line *line, int error, const struct soft_refusal_note *note)
 {
 	if (note->reason)
 		put_name(line, "reason", note->reason);
@@ -300,7 +301,7 @@ void soft_trace_call_refused(const char *call, const char *owner, uint32_t numbe
 	put_name(&line, "call", call);
 	if (owner)
 		put_number(&line, owner, number);
-	add_refusal(&line, error, note);
+	write_refusal_line(&line, error, note);
 }
 
 void soft_trace_modify_refused(const struct soft_qp *qp, enum ibv_qp_state to, int error,
@@ -312,7 +313,7 @@ void soft_trace_modify_refused(const struct soft_qp *qp, enum ibv_qp_state to, i
 	put_number(&line, "qp_num", qp->ibv.qp_num);
 	put_name(&line, "cur_qp_state", soft_qp_state_name(qp->ibv.state));
 	put_name(&line, "qp_state", soft_qp_state_name(to));
-	add_refusal(&line, error, note);
+	write_refusal_line(&line, error, note);
 }
 
 /* ---- completions ----------------------------------------------------------------------------- */
@@ -487,9 +488,10 @@ void soft_trace_request_refused(const struct soft_qp *qp, const char *reason)
 	write_line(&line);
 }
 
-/* Returns whether a dropped packet may be recorded. DROPS_PER_SECOND limits both the average number
- * of records per second and the length of a burst. */
-static bool may_trace_drop(struct soft_trace *trace)
+/* Take the record of a dropped packet from the allowance, or count the record as omitted if the
+ * allowance is used up. DROPS_PER_SECOND limits both the average number of records per second and
+ * the length of a burst. Returns whether the packet may be recorded. */
+static bool consume_drop_allowance(struct soft_trace *trace)
 {
 	const uint64_t second = 1000000000, now = soft_now();
 
@@ -518,7 +520,7 @@ void soft_trace_dropped(const struct soft_drop *drop)
 	soft_assert_locked();
 	struct soft_trace *trace = soft_device.trace;
 
-	if (!may_trace_drop(trace))
+	if (!consume_drop_allowance(trace))
 		return;
 	struct line line = begin_line("dropped");
 

@@ -203,6 +203,7 @@ static int open_locked(void)
 
 	if (rc)
 		soft_trace_file_abandon();
+	/* Keep a file that another process has locked, because that process uses it. */
 	if (rc && rc != EWOULDBLOCK && created)
 		unlink(path);
 	return rc;
