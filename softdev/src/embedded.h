@@ -179,4 +179,4 @@ void aiordma_sim_run(uint64_t until);
 /* Returns a hash of the history of the simulation. */
 uint64_t aiordma_sim_trace(void);
 /* Add a value to the history. */
-void aiordma_sim_note(uint64_t what);
+void aiordma_sim_note(uint64_t value);

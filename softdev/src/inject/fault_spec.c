@@ -204,7 +204,8 @@ static const struct {
 
 enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
 
-/* Parse one name=value part. Returns an error message, or NULL on success. */
+/* Parse one name=value part. `*seen` has a bit for each entry of `parts` that has appeared. Returns
+ * an error message, or NULL on success. */
 static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned *seen)
 {
 	char *value = strchr(part, '=');

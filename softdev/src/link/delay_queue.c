@@ -413,7 +413,7 @@ void soft_delay_attach(struct soft_link *link)
 	memset(queue->packets_seen, 0, sizeof(queue->packets_seen));
 	queue->will_disconnect = soft_fault_occurs(
 		SOFT_FAULT_DISCONNECT, 0, 0, queue->connection_number, queue->connection_number);
-	if (queue->will_disconnect && !spec->cut_after)
+	if (queue->will_disconnect && !spec->cut_after) /* do not wait for the first frame */
 		soft_timer_start(&queue->timer, soft_now());
 	if (injects_loss(spec))
 		soft_link_set_lossy(link);

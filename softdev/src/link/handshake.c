@@ -91,20 +91,19 @@ void soft_handshake_trace_drop(struct soft_link *link, const struct soft_qp *qp,
 	const bool send_psn_differs =
 		qp && hello->flags & SOFT_HELLO_SENDS && hello->send_psn != qp->attr.rq_psn;
 	const bool is_psn_mismatch = qp && !strcmp(reason, "PSN");
+	uint32_t psn = 0, expected_psn = 0;
 
 	if (link->drop_traced)
 		return;
 	link->drop_traced = true;
+	if (is_psn_mismatch) {
+		psn = send_psn_differs ? hello->send_psn : qp->attr.sq_psn;
+		expected_psn = send_psn_differs ? qp->attr.rq_psn : hello->receive_psn;
+	}
 	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = qp ? qp->ibv.qp_num : hello->to,
 			   .remote_qpn = hello->from,
 			   .remote = tcp ? &tcp->socket_addresses.peer : NULL,
-			   .has_psn = is_psn_mismatch,
-			   .psn = !is_psn_mismatch   ? 0
-				  : send_psn_differs ? hello->send_psn
-						     : qp->attr.sq_psn,
-			   .expected_psn = !is_psn_mismatch   ? 0
-					   : send_psn_differs ? qp->attr.rq_psn
-							      : hello->receive_psn);
+			   .has_psn = is_psn_mismatch, .psn = psn, .expected_psn = expected_psn);
 }
 
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind)

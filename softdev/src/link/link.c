@@ -150,9 +150,10 @@ static void close_orderly(struct soft_qp *qp)
 	soft_assert_locked();
 	struct soft_link *link = soft_link_of(qp);
 
+	/* While a path is being selected, DISCONNECT is sent on the CM's stream. */
 	if (link && link->base.state == SOFT_LINK_SELECTING) {
 		soft_selection_use_tcp(link, false);
-		link = soft_link_of(qp);
+		link = soft_link_of(qp); /* NULL if the link has ended */
 	}
 	if (!link || link->base.state == SOFT_LINK_CLOSING || link->base.state == SOFT_LINK_DEAD)
 		return;
@@ -184,7 +185,7 @@ void soft_link_close(struct soft_qp *qp)
 	soft_link_write_end(link);
 	link = soft_link_of(qp);
 	if (!link)
-		return;
+		return; /* DISCONNECT has been sent */
 	link->qp = NULL;
 	qp->link = NULL;
 }

@@ -43,7 +43,7 @@ struct soft_link {
 	struct soft_qp *qp; /* NULL if unknown or detached */
 	struct soft_node node;
 	struct soft_timer timer; /* retries, handshake timeout, lingering */
-	unsigned attempts;
+	unsigned attempts; /* determines the next pause (active_connect.c) */
 	struct soft_place pending; /* entry of a pending link in `pending_links` (handshake.c) */
 	bool hello_valid; /* whether `peer_hello` has been received and is valid */
 	struct soft_hello peer_hello; /* HELLO or HELLO_ACK of the peer */
@@ -59,10 +59,11 @@ struct soft_link {
 	uint8_t small_payload[SOFT_ATOMIC_ARGUMENTS];
 
 	/* delayed acknowledgements (acks.c) */
-	struct soft_node delayed;
-	uint64_t delayed_since;
+	struct soft_node delayed; /* entry in soft_links_state.delayed */
+	uint64_t delayed_since; /* soft_now() time */
+	/* replies seen, up to a limit; negative after an acknowledgement was delayed in vain */
 	int reply_score;
-	bool reply_expected;
+	bool reply_expected; /* whether no request has been sent since the peer's last message */
 	uint32_t unacknowledged; /* unacknowledged messages that completed a receive */
 };
 

@@ -154,5 +154,5 @@ void soft_listener_open(const union ibv_gid *gid)
 	for (int i = 0; i < soft_device.links->listening_count; i++)
 		if (!memcmp(&soft_device.links->listening[i].gid, gid, sizeof(*gid)))
 			return;
-	listen_at(gid);
+	(void)listen_at(gid); /* after a failure, only this side can connect */
 }

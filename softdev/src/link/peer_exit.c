@@ -50,7 +50,7 @@ void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t 
 		/* Find the unread request with the lowest PSN, which may not be the first in the
 		 * stream. After an RNR NAK, the refused request is retransmitted behind requests
 		 * that have higher PSNs. */
-		if (frame.opcode < SOFT_ACK &&
+		if (soft_is_request(&frame) &&
 		    (!link->has_unread_request || soft_psn_before(frame.psn, link->unread_psn))) {
 			link->has_unread_request = true;
 			link->unread_psn = frame.psn;
@@ -88,7 +88,9 @@ void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing)
 	for (; end != qp->sq.oldest && counted_bytes < missing; end--) {
 		const struct soft_send_wqe *send = soft_send_at(qp, end - 1);
 
-		if (!send->local) /* local requests send nothing */
+		/* Count the minimum that each request has sent. If this is too little, more requests
+		 * than necessary are left out, which is safe. Local requests send nothing. */
+		if (!send->local)
 			counted_bytes +=
 				SOFT_FRAME_HEADER + (soft_send_is_counted(send) ? 0 : send->length);
 	}

@@ -147,8 +147,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 
 	if (first && !may_begin(qp, cursor, send, opcode))
 		return false;
-	uint32_t offset =
-		first ? 0 : (uint32_t)soft_message_offset(qp, cursor->next_psn, send->psn);
+	uint32_t offset = (uint32_t)soft_message_offset(qp, cursor->next_psn, send->psn);
 	uint32_t remaining = send->length - offset;
 	uint32_t share = remaining; /* bytes of the message that this frame sends or requests */
 	uint32_t length = 0; /* payload of this frame */

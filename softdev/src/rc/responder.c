@@ -847,7 +847,8 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 	if (!memory)
 		return -1;
 	/* If the data was copied because a later request overwrites it, send the copy. The check
-	 * above ensures that the key is still valid (read_order.c). */
+	 * above ensures that the key is still valid (read_order.c). `length` decreases as parts are
+	 * sent, while `copy` always contains all of the data. */
 	if (response->opcode == SOFT_READ_DATA && response->copy)
 		memory = response->copy + response->copy_length - response->length + offset;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = out->frame.length};

@@ -56,7 +56,10 @@ static struct {
 	int machine_count, entered; /* `entered` is -1 if no machine is entered */
 	struct flight **heap; /* min-heap by due time */
 	size_t flight_count;
-	uint64_t now_ns, random, trace, sent;
+	uint64_t now_ns; /* virtual time */
+	uint64_t random; /* state of the random number generator */
+	uint64_t trace; /* hash of the history */
+	uint64_t scheduled; /* number of datagrams put into the heap so far */
 	struct link_state {
 		struct aiordma_sim_link properties;
 		uint64_t last_due_ns;
@@ -84,10 +87,10 @@ static bool occurs(uint32_t per_million)
 	return per_million && random_below(1000000) < per_million;
 }
 
-void aiordma_sim_note(uint64_t what)
+void aiordma_sim_note(uint64_t value)
 {
 	for (int i = 0; i < 64; i += 8)
-		sim.trace = (sim.trace ^ (what >> i & 255)) * UINT64_C(0x100000001b3);
+		sim.trace = (sim.trace ^ (value >> i & 255)) * UINT64_C(0x100000001b3);
 }
 
 /* Add an event with the current time to the history. */
@@ -180,7 +183,7 @@ static void schedule_datagram(struct flight datagram, const uint8_t *bytes)
 		check_allocated(malloc(sizeof(datagram) + FRAME_HEADER_ROOM + datagram.length));
 
 	*flight = datagram;
-	flight->number = sim.sent++;
+	flight->number = sim.scheduled++;
 	memcpy(flight->bytes + FRAME_HEADER_ROOM, bytes, datagram.length);
 	heap_push(flight);
 }
@@ -400,7 +403,7 @@ int aiordma_sim_begin(uint64_t seed)
 	sim.random = seed;
 	sim.trace = TRACE_BEGIN;
 	sim.now_ns = uptimes_s[seed % 3] * 1000000000;
-	sim.sent = 0;
+	sim.scheduled = 0;
 	memset(sim.links, 0, sizeof(sim.links));
 	return 0;
 }

@@ -234,7 +234,7 @@ static void put_failure(struct line *line, int error)
 }
 
 void soft_trace_refused(const char *owner, uint32_t number, int opcode, uint64_t wr_id,
-			const struct soft_refused *why)
+			const struct soft_refused *refusal)
 {
 	struct line line = begin_line("refused");
 
@@ -242,8 +242,8 @@ void soft_trace_refused(const char *owner, uint32_t number, int opcode, uint64_t
 	if (opcode >= 0)
 		put_name(&line, "opcode", soft_wr_opcode_name((unsigned)opcode));
 	put_number(&line, "wr_id", wr_id);
-	put_name(&line, "reason", why->reason);
-	put_failure(&line, why->error);
+	put_name(&line, "reason", refusal->reason);
+	put_failure(&line, refusal->error);
 	write_line(&line);
 }
 

@@ -39,13 +39,14 @@ struct soft_trace {
 
 #define soft_trace_on (soft_device.trace->on)
 
-#define SOFT_TRACE(what, ...)                                                                      \
+/* Call soft_trace_EVENT() with the other arguments if tracing is on. */
+#define SOFT_TRACE(event, ...)                                                                     \
 	do {                                                                                       \
 		if (__builtin_expect(soft_trace_on, false))                                        \
-			soft_trace_##what(__VA_ARGS__);                                            \
+			soft_trace_##event(__VA_ARGS__);                                           \
 	} while (0)
 
-/* ---- trace.c: what happened; by way of SOFT_TRACE ------------------------------------------- */
+/* ---- trace.c: records, which are written with SOFT_TRACE() ---------------------------------- */
 
 /* Record and number the send requests posted from index `from` on. The record of a completion
  * repeats the number of its request. */
@@ -55,7 +56,7 @@ void soft_trace_shared_receives(struct soft_srq *srq, uint32_t from);
 /* Record a refused work request. `owner` and `number` are a trace field such as "qp_num" and its
  * value. `opcode` is -1 for a receive. */
 void soft_trace_refused(const char *owner, uint32_t number, int opcode, uint64_t wr_id,
-			const struct soft_refused *why);
+			const struct soft_refused *refusal);
 /* Record a refused call that is not a post call (refusal.c). */
 void soft_trace_call_refused(const char *call, const char *owner, uint32_t number, int error,
 			     const struct soft_refusal_note *note);

@@ -24,20 +24,22 @@ enum {
 
 /* ---- the window ------------------------------------------------------------------------------ */
 
+static uint64_t clamp(uint64_t value, uint64_t min, uint64_t max)
+{
+	return value < min ? min : value > max ? max : value;
+}
+
 /* Set the congestion window to `bytes`, within its limits. READs have a smaller window if the
  * receive buffer of this address cannot hold that many bytes of responses. */
 static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 {
 	const uint32_t shift = soft_mtu_shift(pair->qp);
 	const uint64_t min_window = (uint64_t)MIN_WINDOW_PACKETS << shift;
-	uint64_t read_window = pair->address->receive_room;
+	const uint64_t window = clamp(bytes, min_window, MAX_WINDOW);
+	const uint64_t read_window = clamp(pair->address->receive_room, min_window, window);
 
-	bytes = bytes > MAX_WINDOW ? MAX_WINDOW : bytes < min_window ? min_window : bytes;
-	read_window = read_window > bytes        ? bytes
-		      : read_window < min_window ? min_window
-						 : read_window;
-	pair->window = bytes;
-	pair->psn_window.psns = (uint32_t)(bytes >> shift);
+	pair->window = window;
+	pair->psn_window.psns = (uint32_t)(window >> shift);
 	pair->psn_window.read_psns = (uint32_t)(read_window >> shift);
 }
 

@@ -115,9 +115,12 @@ static void return_to_start(struct soft_ring *ring, uint64_t size)
 {
 	uint64_t offset = ring->position & (SOFT_RING_SIZE - 1);
 	uint64_t rest = SOFT_RING_SIZE - offset;
+	/* Reading the reader's position is slow, so read it about once per page. */
+	bool is_first_in_page = (offset & (PAGE - 1)) < size;
+	bool fits_after_skip = rest + size <= SOFT_RING_SIZE;
 
-	if (offset < WARM || (offset & (PAGE - 1)) >= size || rest + size > SOFT_RING_SIZE ||
-	    !read_head(ring) || ring->peer_position != ring->position)
+	if (offset < WARM || !is_first_in_page || !fits_after_skip || !read_head(ring) ||
+	    ring->peer_position != ring->position)
 		return;
 	put_header(ring,
 		   &(struct header){.kind = SKIP, .length = (uint32_t)rest - SOFT_RECORD_HEADER});

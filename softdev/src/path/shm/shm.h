@@ -18,8 +18,8 @@ struct soft_shm_peer;
 /* Get the path from our device with port bit `own_port` to device `hca_number` of the process with
  * TCP port `ip_port` in this network namespace. `ip_port` may be our own port. Starts attaching to
  * another process if necessary, and may return the path before both sides are attached. Returns
- * NULL if only TCP can be used, because the process does not exist, belongs to another user, or
- * cannot share memory. */
+ * NULL if only TCP can be used, because `ip_port` is 0, or because the process does not exist,
+ * belongs to another user, or cannot share memory. */
 struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_number);
 /* Returns whether the path leads through shared memory to this process itself. */
 bool soft_shm_path_is_self(const struct soft_path *path);

@@ -108,6 +108,8 @@ void soft_wakeup_poll_or_arm(struct soft_shm_peer *peer)
 		poll_again(peer);
 		return;
 	}
+	/* A ring within this process needs no polling, because it is visited after each write
+	 * (flush() in path.c). */
 	if (peer->idle_polls > MAX_IDLE_POLLS || soft_device.shm->polled_count > MAX_POLLED ||
 	    peer->is_self)
 		soft_wakeup_remove(peer);

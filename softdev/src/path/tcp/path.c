@@ -139,7 +139,7 @@ static void idle(struct soft_path *path, bool by_peer)
 
 	if (tcp->state == SOFT_TCP_CLOSING)
 		return;
-	if (by_peer && !gathered(tcp)) {
+	if (by_peer && !gathered(tcp)) { /* neither side has anything left to send */
 		finish(tcp, 0, SOFT_UNREAD_UNKNOWN);
 		return;
 	}
@@ -371,7 +371,7 @@ static int choose_read_buffers(struct soft_tcp_path *tcp, size_t budget, struct 
 	if (chan && tcp->remaining >= SOFT_DIRECT_MIN) {
 		count = chan->calls->map_payload(
 			chan, tcp->remaining < budget ? tcp->remaining : budget, iov, SOFT_MAX_SGE);
-		if (tcp->path.receiving != chan)
+		if (tcp->path.receiving != chan) /* the call has ended the channel */
 			count = 0;
 		for (int i = 0; i < count; i++)
 			*direct += iov[i].iov_len;
@@ -405,6 +405,7 @@ static bool receive_header(struct soft_tcp_path *tcp)
 		       soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL,
 					 tcp->remaining);
 	}
+	/* A control record is empty or contains a handshake. */
 	return tcp->remaining == 0
 		       ? soft_path_receive(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, 0)
 		       : tcp->remaining == SOFT_HANDSHAKE_SIZE;

@@ -37,7 +37,8 @@ struct soft_tcp_path {
 	uint8_t input
 		[SOFT_HANDSHAKE_SIZE]; /* first `input_length` bytes of a handshake or record header */
 	uint32_t input_length;
-	enum soft_record_kind kind; /* kind of the record being received */
+	/* the record being received; `remaining` is the number of missing payload bytes */
+	enum soft_record_kind kind;
 	uint32_t remaining, to, from;
 	bool receiving_bulk; /* whether long payloads are arriving */
 
