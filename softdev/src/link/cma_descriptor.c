@@ -156,15 +156,15 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 	if (!soft_cma_desc_decode(copy, frame->pieces, frame->length, &desc))
 		return false;
 	if (frame->skip)
-		soft_link_placed(link, frame->skip);
+		soft_link_payload_consumed(link, frame->skip);
 	while (link->remaining && link->base.state == SOFT_LINK_UP) {
 		struct iovec iov[SOFT_MAX_SGE];
 		uint32_t length =
 			link->remaining < SOFT_PLACE_MAX ? link->remaining : SOFT_PLACE_MAX;
-		int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
+		int count = soft_link_map_payload(link, length, iov, SOFT_MAX_SGE);
 
 		if (count == 0) { /* the payload has no destination and is discarded */
-			soft_cma_done(cma, &desc);
+			soft_cma_mark_done(cma, &desc);
 			break;
 		}
 		enum soft_cma_result copy_result =
@@ -178,7 +178,7 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 
 		for (int i = 0; i < count; i++)
 			copied += (uint32_t)iov[i].iov_len;
-		soft_link_placed(link, copied);
+		soft_link_payload_consumed(link, copied);
 	}
 	link->remaining = 0; /* a descriptor has no more bytes, even if the payload is discarded */
 	return true;

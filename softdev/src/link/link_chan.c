@@ -73,8 +73,8 @@ static int map_payload(struct soft_chan *chan, size_t length, struct iovec *iov,
 	    link->frame.pieces)
 		return 0;
 	link->busy = true;
-	count = soft_link_place(link, length < link->remaining ? (uint32_t)length : link->remaining,
-				iov, room);
+	count = soft_link_map_payload(
+		link, length < link->remaining ? (uint32_t)length : link->remaining, iov, room);
 	soft_link_release(link);
 	return count;
 }
@@ -84,7 +84,7 @@ static void payload_stored(struct soft_chan *chan, size_t length, size_t remaini
 	struct soft_link *link = link_of(chan);
 
 	link->busy = true;
-	soft_link_placed(link, (uint32_t)length);
+	soft_link_payload_consumed(link, (uint32_t)length);
 	if (!remaining_in_record)
 		check_record_end(link);
 	soft_link_release(link);

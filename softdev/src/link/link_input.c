@@ -5,7 +5,7 @@
 #include "cma_descriptor.h"
 #include "trace/trace.h"
 
-int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room)
+int soft_link_map_payload(struct soft_link *link, uint32_t length, struct iovec *iov, int room)
 {
 	if (link->sink == SOFT_SINK_DISCARD || link->received < link->frame.skip)
 		return 0;
@@ -36,7 +36,7 @@ static void end_frame(struct soft_link *link)
 		soft_response_end(link->qp, &link->frame, link->small_payload);
 }
 
-void soft_link_placed(struct soft_link *link, uint32_t length)
+void soft_link_payload_consumed(struct soft_link *link, uint32_t length)
 {
 	link->received += length;
 	link->remaining -= length;
@@ -115,7 +115,7 @@ static void store_payload(struct soft_link *link, const uint8_t *data, uint32_t 
 			moved = moved < length ? moved : length;
 			data += moved;
 			length -= moved;
-			soft_link_placed(link, moved);
+			soft_link_payload_consumed(link, moved);
 			continue;
 		}
 		switch (link->sink) {
@@ -127,7 +127,7 @@ static void store_payload(struct soft_link *link, const uint8_t *data, uint32_t 
 			 * to uncached memory by up to a third. */
 			void (*copy)(uint8_t *, const uint8_t *, size_t) =
 				link->sink == SOFT_SINK_READ ? soft_copy_by_loads : soft_copy;
-			int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
+			int count = soft_link_map_payload(link, length, iov, SOFT_MAX_SGE);
 
 			for (int i = 0; i < count; i++) {
 				copy(iov[i].iov_base, data + moved, iov[i].iov_len);
@@ -146,7 +146,7 @@ static void store_payload(struct soft_link *link, const uint8_t *data, uint32_t 
 			continue; /* the destination is gone, so the rest is discarded */
 		data += moved;
 		length -= moved;
-		soft_link_placed(link, moved);
+		soft_link_payload_consumed(link, moved);
 	}
 }
 

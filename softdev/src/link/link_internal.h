@@ -163,12 +163,12 @@ void soft_delay_stop(void);
 
 /* link_input.c */
 /* Store iovecs for up to `length` bytes of the payload being received in `iov`, which has `room`
- * entries. Returns the number of iovecs, or 0 if the payload cannot be placed. The caller has set
- * `busy` and reports the bytes it stores with soft_link_placed(). */
-int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room);
+ * entries. Returns the number of iovecs, or 0 if the payload cannot be stored. The caller has set
+ * `busy` and reports the bytes it stores with soft_link_payload_consumed(). */
+int soft_link_map_payload(struct soft_link *link, uint32_t length, struct iovec *iov, int room);
 /* Record that `length` more bytes of the payload have been stored or skipped. The last byte
  * completes the frame. */
-void soft_link_placed(struct soft_link *link, uint32_t length);
+void soft_link_payload_consumed(struct soft_link *link, uint32_t length);
 /* Handle stream input, which may end in the middle of a frame. */
 void soft_link_input(struct soft_link *link, const uint8_t *data, size_t length);
 /* Handle stream input without injecting faults. */

@@ -152,9 +152,10 @@ static bool add_with_ack(struct batch *batch, struct soft_tx_packet *out, uint32
 }
 
 /* Add the next request or response, with any acknowledgement that is due. `next` builds the frame:
- * it is soft_requester_next() or soft_responder_next(). If possible, the frame contains a descriptor
- * instead of the payload. Returns false and sets `*has_frame` to false if there is no frame. Returns
- * false and sets `*has_frame` to true if the memory of the frame is not readable. */
+ * it is soft_requester_next() or soft_responder_next(). If possible, the frame contains a
+ * descriptor instead of the payload. Returns false and sets `*has_frame` to false if there is no
+ * frame. Returns false and sets `*has_frame` to true if the memory of the frame is not
+ * readable. */
 static bool add_next(struct batch *batch,
 		     bool (*next)(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				  struct soft_tx_packet *out),

@@ -59,7 +59,7 @@ static struct {
 	uint64_t now_ns; /* virtual time */
 	uint64_t random; /* state of the random number generator */
 	uint64_t trace; /* hash of the history */
-	uint64_t scheduled; /* number of datagrams put into the heap so far */
+	uint64_t scheduled; /* number of datagrams put in flight so far */
 	struct link_state {
 		struct aiordma_sim_link properties;
 		uint64_t last_due_ns;

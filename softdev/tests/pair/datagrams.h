@@ -89,7 +89,7 @@ size_t soft_roce_room(void)
 	return soft_device.roce->blocked ? 0 : ROOM + draw(ROOM);
 }
 
-uint8_t *soft_roce_stage(void)
+uint8_t *soft_roce_staging_space(void)
 {
 	return chance((unsigned)wire.per_mille / 16) && all_err() ? NULL : staged;
 }

@@ -405,13 +405,13 @@ static void export_slots_are_reused_with_new_generations(void)
 		descs[i] = descriptor_of(export, &byte, 1);
 	}
 	CHECK(!soft_cma_export_new(&cma));
-	soft_cma_done(&cma, &descs[77]);
+	soft_cma_mark_done(&cma, &descs[77]);
 	CHECK(export = soft_cma_export_new(&cma));
 	CHECK_EQUAL(export->slot, descs[77].slot);
 	CHECK(export->generation != descs[77].generation);
 	CHECK(!soft_cma_export_new(&cma));
 	/* Releasing the older generation of the slot has no effect. */
-	soft_cma_done(&cma, &descs[77]);
+	soft_cma_mark_done(&cma, &descs[77]);
 	CHECK(!soft_cma_export_new(&cma));
 	CHECK_EQUAL(copy_all(&cma, &descs[77], &copy, 1), SOFT_CMA_REVOKED);
 	export->psn = 1;

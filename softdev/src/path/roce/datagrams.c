@@ -117,7 +117,7 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 				   .remote = &datagram->destination);
 		return true;
 	}
-	uint8_t *staged = soft_roce_room() ? soft_roce_stage() : NULL;
+	uint8_t *staged = soft_roce_room() ? soft_roce_staging_space() : NULL;
 
 	if (!staged)
 		return false;

@@ -109,7 +109,7 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 {
 	static const uint8_t zeros[SOFT_ROCE_PAD_MAX];
 	uint8_t lost[SOFT_ROCE_PACKET_MAX];
-	uint8_t *staged = soft_roce_stage(), *at = staged ? staged : lost;
+	uint8_t *staged = soft_roce_staging_space(), *at = staged ? staged : lost;
 	const uint32_t pad = soft_roce_pad(packet->length);
 	size_t headers;
 

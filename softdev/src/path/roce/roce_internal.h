@@ -114,8 +114,8 @@ struct soft_roce {
 };
 
 /* packets.c */
-/* Initialize `packet` as the first packet of a frame. `atomic_payload` is the payload of the request
- * or response of an atomic operation, and is not used for other frames. The caller sets the opcode,
+/* Initialize `packet` as the first packet of a frame. `atomic_payload` is the payload of an atomic
+ * operation's request or response, and is not used for other frames. The caller sets the opcode,
  * the length, and the bits that request an event or an acknowledgement. Returns false if frames of
  * this kind are not sent as packets. */
 bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_frame *frame,
@@ -149,12 +149,13 @@ static inline struct soft_roce_address *soft_roce_find_address(const union ibv_g
 bool soft_roce_flow_init(struct soft_roce_flow *flow, struct soft_roce_address *address,
 			 const union ibv_gid *peer, uint32_t qpn, uint32_t peer_qpn,
 			 uint8_t traffic_class);
-/* Returns how many bytes of frames may be staged now, which is 0 while a socket is full. */
+/* Returns how many bytes of frames may be staged now, which is 0 while a socket is full. If little
+ * room is left, sends the staged packets first. */
 size_t soft_roce_room(void);
 /* Returns a pointer to the space for the next packet, or NULL if no more packets can be staged. */
-uint8_t *soft_roce_stage(void);
-/* Add the packet that the caller has written at soft_roce_stage() to a run, and append its ICRC.
- * `length` includes the padding. */
+uint8_t *soft_roce_staging_space(void);
+/* Add the packet that the caller has written at soft_roce_staging_space() to a run, and append its
+ * ICRC. `length` includes the padding. */
 void soft_roce_commit_staged(const struct soft_roce_flow *flow, uint32_t length);
 /* Send the staged packets until a socket is full. */
 void soft_roce_flush(void);

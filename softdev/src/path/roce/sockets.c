@@ -196,7 +196,7 @@ size_t soft_roce_room(void)
 	return soft_device.roce->blocked ? 0 : MAX_ROOM;
 }
 
-uint8_t *soft_roce_stage(void)
+uint8_t *soft_roce_staging_space(void)
 {
 	return soft_device.roce->staged_length + SOFT_ROCE_PACKET_MAX <= MAX_STAGED &&
 			       soft_device.roce->run_count < MAX_RUNS

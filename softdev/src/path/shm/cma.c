@@ -305,7 +305,7 @@ static bool is_current(const struct soft_cma *cma, const struct soft_cma_desc *d
 	return soft_hint_get(&cma->peer->generation[desc->slot]) == desc->generation;
 }
 
-void soft_cma_done(struct soft_cma *cma, const struct soft_cma_desc *desc)
+void soft_cma_mark_done(struct soft_cma *cma, const struct soft_cma_desc *desc)
 {
 	soft_publish(&cma->own->done[desc->slot], desc->generation);
 }
@@ -332,7 +332,7 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 	if (!is_current(cma, desc))
 		result = SOFT_CMA_REVOKED;
 	else if (result != SOFT_CMA_COPIED || offset + length == desc->length)
-		soft_cma_done(cma, desc);
+		soft_cma_mark_done(cma, desc);
 	soft_publish(&cma->own->busy, 0);
 	if (result == SOFT_CMA_COPIED)
 		soft_device.shm->cma_copied_bytes += length;

@@ -153,4 +153,4 @@ void soft_cma_ring_wrote(struct soft_cma *cma, uint64_t start_ns, size_t length)
 /* Finish measuring a read of `length` bytes from this side's ring. */
 void soft_cma_ring_read(struct soft_cma *cma, uint64_t start_ns, size_t length);
 /* Mark a descriptor as done, so that the owner can reuse its slot. */
-void soft_cma_done(struct soft_cma *cma, const struct soft_cma_desc *desc);
+void soft_cma_mark_done(struct soft_cma *cma, const struct soft_cma_desc *desc);

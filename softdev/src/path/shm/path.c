@@ -55,7 +55,7 @@ static int report_unread(struct soft_shm_peer *peer)
 	struct soft_table by_number = {0};
 	struct soft_ring rest;
 	struct soft_record record;
-	int rc = soft_ring_unread(&peer->out, &rest) ? 0 : EPROTO;
+	int rc = soft_ring_view_unread(&peer->out, &rest) ? 0 : EPROTO;
 
 	soft_list_each (struct soft_chan, chan, &peer->path.chans, node)
 		if (!rc && chan->remote_id && !soft_table_find(&by_number, chan->remote_id))

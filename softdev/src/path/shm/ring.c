@@ -222,7 +222,7 @@ int soft_ring_next(struct soft_ring *ring, struct soft_record *record)
 	}
 }
 
-bool soft_ring_unread(const struct soft_ring *ring, struct soft_ring *rest)
+bool soft_ring_view_unread(const struct soft_ring *ring, struct soft_ring *rest)
 {
 	*rest = (struct soft_ring){.bytes = ring->bytes, .peer_position = ring->position};
 	rest->position = soft_total_get(&ring->shared->head);

@@ -86,7 +86,7 @@ ssize_t soft_ring_request_room(struct soft_ring *ring);
 
 /* Initialize `rest` as a view of the records that the reader had not read when it ended. Only
  * soft_ring_next_unread() accepts the view. Returns false if the reader's position is invalid. */
-bool soft_ring_unread(const struct soft_ring *ring, struct soft_ring *rest);
+bool soft_ring_view_unread(const struct soft_ring *ring, struct soft_ring *rest);
 /* Get the next record of the view. Returns 1 on success, 0 if there is no record, or -EPROTO. */
 int soft_ring_next_unread(struct soft_ring *rest, struct soft_record *record);
 

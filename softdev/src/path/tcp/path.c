@@ -81,8 +81,8 @@ void soft_tcp_path_release(struct soft_tcp_path *tcp)
 }
 
 /* Returns how many bytes of our output the peer had not read when it closed the stream, or
- * SOFT_UNREAD_UNKNOWN. The peer has read all acknowledged bytes, because closing a socket with unread
- * input would have reset the connection. */
+ * SOFT_UNREAD_UNKNOWN. The peer has read all acknowledged bytes, because closing a socket with
+ * unread input would have reset the connection. */
 static int64_t unread_by_peer(const struct soft_tcp_path *tcp)
 {
 	int unconfirmed;
@@ -222,6 +222,8 @@ static void send_gathered(struct soft_tcp_path *tcp)
 	}
 }
 
+/* Returns the number of record bytes that may be written, after sending the gathered records if
+ * they have reached their limit (soft_path_calls.room). */
 static ssize_t room(struct soft_path *path, size_t min_room)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
