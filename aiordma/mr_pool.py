@@ -207,7 +207,8 @@ class MemoryPool(BlockCache):
         self.pd = pd
         self.limit = limit
         self._slabs = SlabAllocator(SLAB_SIZE, MIN_BLOCK_SIZE)
-        self._regions: dict[int, tuple[verbs.MemoryRegion, memoryview]] = {}
+        self._slab_regions: dict[int, tuple[verbs.MemoryRegion, memoryview]] = {}
+        """The memory region of each slab and its memory, by slab number."""
         self.slab_size = SLAB_SIZE
         self.smallest = MIN_BLOCK_SIZE
         self.has_windows: bool = offers_windows(pd.context, verbs.MWType.TYPE_2)
@@ -245,7 +246,7 @@ class MemoryPool(BlockCache):
         if self.closed:
             raise BufferStateError("the memory pool is closed")
         size = block_size(size)
-        block = self._make_large(size) if size > SLAB_SIZE else self._make(size)
+        block = self._make_large(size) if size > SLAB_SIZE else self._make_in_slab(size)
         self.lease_block(block)
         return block
 
@@ -340,7 +341,7 @@ class MemoryPool(BlockCache):
             limit=self.limit,
         )
 
-    def _make(self, size: int) -> Block:
+    def _make_in_slab(self, size: int) -> Block:
         """Allocate a block in a slab, adding a slab if none has room."""
         found = self._slabs.allocate(size)
         if found is None:
@@ -348,14 +349,15 @@ class MemoryPool(BlockCache):
             found = self._slabs.allocate(size)
         if found is None:
             region = self._register(SLAB_SIZE)
-            self._regions[self._slabs.add_slab()] = region, region.buf
+            self._slab_regions[self._slabs.add_slab()] = region, region.buf
             # Trim the slabs once only a quarter of their memory is in use.
-            if len(self._regions) > SPARE_SLABS:
-                self.trim_below = len(self._regions) * SLAB_SIZE // 4
+            if len(self._slab_regions) > SPARE_SLABS:
+                self.trim_below = len(self._slab_regions) * SLAB_SIZE // 4
             found = self._slabs.allocate(size)
             assert found is not None
         slab, offset = found
-        return Block(self, *self._regions[slab], slab, offset, size)
+        region, memory = self._slab_regions[slab]
+        return Block(self, region, memory, slab, offset, size)
 
     def _make_large(self, size: int) -> Block:
         block = self._large.take(size)
@@ -393,13 +395,15 @@ class MemoryPool(BlockCache):
         if self.leased_in_slabs >= self.trim_below:
             return
         self._drop_slabs(keep=SPARE_SLABS)
-        self.trim_below: int = self.leased_in_slabs // 2 if len(self._regions) > SPARE_SLABS else 0
+        has_spare_slabs = len(self._slab_regions) > SPARE_SLABS
+        self.trim_below: int = self.leased_in_slabs // 2 if has_spare_slabs else 0
 
     def _drop_slabs(self, *, keep: int) -> None:
         """Deregister unused slabs, except for `keep` of them."""
         self._reclaim()
         for slab in self._slabs.trim(keep=keep):
-            self._registered.deregister(self._regions.pop(slab)[0])
+            region, _ = self._slab_regions.pop(slab)
+            self._registered.deregister(region)
 
     def _recycle(self, block: Block) -> None:
         """Cache or free a released block, and serve the waiting tasks."""
@@ -429,8 +433,8 @@ class MemoryPool(BlockCache):
         for block in self.take_cached_blocks():
             block.retire()
         # The pool must not keep the memory alive. Only the regions and the users' views may.
-        for slab, (region, _) in self._regions.items():
-            self._regions[slab] = region, EMPTY_VIEW
+        for slab, (region, _) in self._slab_regions.items():
+            self._slab_regions[slab] = region, EMPTY_VIEW
         self._waiters.fail(BufferStateError("the memory pool is closed"))
 
 
@@ -481,7 +485,7 @@ class LocalSlice(LocalMemory):
         if isinstance(owner, LocalSlice):
             self._owner = owner._owner
             self._offset += owner._offset
-        self.root: LocalMemory = owner  # the base class stores the owner of a slice instead
+        self.root: LocalMemory = owner  # for a slice, the setter stores its root instead
         self.address: int = owner.address + offset
         self.length: int = length
         self.lkey: int = owner.lkey

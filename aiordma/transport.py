@@ -133,6 +133,7 @@ _choices: weakref.WeakKeyDictionary[
     asyncio.AbstractEventLoop,
     dict[str | tuple[str, ...] | None, tuple[float, tuple[verbs.Device, ...]]],
 ] = weakref.WeakKeyDictionary()
+"""For each loop, the time at which a choice expires and its devices, by the selected names."""
 
 
 @cache  # warn once per reason
@@ -145,18 +146,18 @@ def warn_of_software(why: str) -> None:
 
 
 def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str, ...] | None]:
-    """Return the selected devices, and the names of the devices a connection may use.
+    """Return the selected devices, and the names of the only devices that a connection may use.
 
-    The second item is None if no device was selected, or if the selection is "system". A connection
-    may then use any device.
+    The names are None if no device was selected, or if the selection is "system". A connection may
+    then use any device.
     """
     name = _name_or_names(named)
     # Finding devices is slow, so the loop keeps its choice for CHOICE_LIFETIME seconds.
     loop = asyncio.get_running_loop()
     choices = _choices.setdefault(loop, {})
     now = loop.time()
-    until, devices = choices.get(name, (now, ()))
-    if not devices or now >= until:
+    expires_at, devices = choices.get(name, (now, ()))
+    if not devices or now >= expires_at:
         devices = find_devices(name)
         choices[name] = now + CHOICE_LIFETIME, devices
     any_will_do = name in (None, SYSTEM)
@@ -311,7 +312,8 @@ async def connect_with(
     source = check_source(source)
     check_options(via, config)
     data = check_data(data)
-    target = Target(*choose_devices(options["device"]), (host, port), source, config, security)
+    devices, allowed_devices = choose_devices(options["device"])
+    target = Target(devices, allowed_devices, (host, port), source, config, security)
     resolve_host = partial(resolve, host, port, family=family, flags=flags)
     errors: list[Exception] = []
     try:
@@ -377,8 +379,8 @@ async def prepare_connection(
     if address is not None:
         check_host(address, "address")
     devices, _ = choose_devices(given["device"])
-    where = (await resolve(address, 0))[0] if address is not None else None
-    return PendingConnection(devices, where, config, security)
+    local_address = (await resolve(address, 0))[0] if address is not None else None
+    return PendingConnection(devices, local_address, config, security)
 
 
 def check_security(

@@ -27,7 +27,7 @@ def footprint(pool: MemoryPool | None) -> Footprint:
         name, _, amount = line.partition(":")
         if name in kinds:
             kinds[name] = int(amount.split()[0]) * KIB
-    slabs = [] if pool is None else [slab for slab, _ in pool._regions.values()]
+    slabs = [] if pool is None else [slab for slab, _ in pool._slab_regions.values()]
     return {
         "resident": kinds["Rss"],
         "private": kinds["Private_Dirty"],

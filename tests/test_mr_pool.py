@@ -440,7 +440,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.end(number)
         self.tenants.clear()
         assert self.pool.statistics().leases == 0
-        for region, _ in list(self.pool._regions.values()):
+        for region, _ in list(self.pool._slab_regions.values()):
             region.close()
         self.pool._large.deregister_all()
         self.pool.close()

@@ -264,7 +264,7 @@ cdef class Remote:
     cdef Remote whole(self):
         return self if self.owner is None else self.owner
 
-    def _unusable(self) -> Exception:
+    def _unusable_error(self) -> Exception:
         """Return the error for a region that can no longer be used."""
         raise NotImplementedError
 

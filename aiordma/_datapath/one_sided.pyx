@@ -102,7 +102,8 @@ cdef class WRChain(WorkRequest):
             or owner.gone
             or owner.pinned is None
         ):
-            remote._require(self.user, right, local)  # raises unless an atomic is allowed
+            # These calls find the reason and raise it. They return only for an atomic that is allowed.
+            remote._check_operation(self.user, right, local)
             local.holder()
         while start < local.length or opcode == IBV_WR_RDMA_WRITE_WITH_IMM:
             length = min(local.length - start, MAX_TRANSFER)

@@ -89,7 +89,7 @@ cdef class Sealing:
         self.sending.next_key()
         self.receiving.next_key()
 
-    def seal_first(self):
+    def encrypt_first_frames(self):
         """Encrypt the first frames too, because the keys were not exchanged in frames."""
         self.sending.first_frame_done = self.receiving.first_frame_done = True
 

@@ -103,13 +103,15 @@ class Request(Protocol):
     def peer_address(self) -> Address | None:
         """The address of the peer, or None if it has disconnected and its address is unknown."""
 
-    def has_ticket(self, acceptor: Acceptor) -> bool:
-        """Return whether the request has a valid ticket, or else send the peer a challenge.
+    def check_ticket_or_challenge(self, acceptor: Acceptor) -> bool:
+        """Check the request's ticket. If it is missing or invalid, send the peer a challenge.
 
-        A ticket proves that the peer has the key, before this side allocates resources for it. If
-        this method returns False, the peer answers the challenge with a new request, so this one
-        needs no further handling. Requests that need no ticket, or whose `handshake` checks it,
-        always return True.
+        A ticket proves that the peer has the key, before this side allocates resources for it.
+        Requests that need no ticket, or whose `handshake` checks it, need no check here.
+
+        Returns:
+            True if the request can be admitted. False if a challenge was sent: the peer answers it
+            with a new request, so this one needs no further handling.
 
         Raises:
             ProtocolError: If the peer violates the protocol.
@@ -157,7 +159,7 @@ class PendingHandshake:
     table: FairShare[PendingHandshake]
     place: Place
     task: asyncio.Task[object] | None = None
-    begun: bool = False
+    begun: bool = False  # a task that is cancelled before that runs no code
     eviction_error: RDMAError | None = None
 
 
@@ -222,8 +224,8 @@ class Acceptor:
         began = time_share.now() if time_share is not None else 0.0
         try:
             self._check_open(host, in_band=in_band)
-            if not request.has_ticket(self):
-                return  # it has sent a challenge, and the peer answers with a new request
+            if not request.check_ticket_or_challenge(self):
+                return  # the peer answers the challenge with a new request
             evicted = table.make_room(networks)
         except NoRoomError:
             error = BusyError(f"too many handshakes are in progress ({limit_text(table.limit)})")
@@ -247,7 +249,10 @@ class Acceptor:
         task.add_done_callback(self._handshakes.pop)
 
     def will_use_rails(self, peer: Hello) -> bool:
-        """Return whether a connection to this peer will have several rails."""
+        """Return whether a connection to this peer will have several rails.
+
+        The listener's own devices do not limit the number, because a device may have several rails.
+        """
         return peer.rails and max_rails(self.config, self.devices) > 1
 
     @property
@@ -268,7 +273,7 @@ class Acceptor:
             return
         wait = self._failures.wait_time(host, self._loop.time())
         if wait:
-            if self._failures.first_report(host):
+            if self._failures.mark_reported(host):
                 logger.warning(
                     "rejecting handshakes from %s for a while: too many have failed", host
                 )

@@ -289,6 +289,7 @@ class TokenBucket:
     """Whether the empty bucket has already been logged."""
 
     def take(self, now: float) -> None:
+        """Take a token. If the bucket is empty, go into debt, up to the limit."""
         self.full_at = max(self.full_at, now) + 1 / self.rate
         self.full_at = min(self.full_at, now + 2 * self.burst / self.rate)
 
@@ -329,8 +330,11 @@ class FailureLimit:
         """Forget the failures of a host after one of its peers has been authenticated."""
         self._hosts.pop(host, None)
 
-    def first_report(self, host: str) -> bool:
-        """Return True for the host's first rejection, and then False until the host recovers."""
+    def mark_reported(self, host: str) -> bool:
+        """Mark the host's rejections as logged, until the host recovers.
+
+        Returns False if they were marked before, or if the host has no failures.
+        """
         bucket = self._hosts.get(host)
         if bucket is None or bucket.reported:
             return False

@@ -9,16 +9,17 @@ import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .._core.handshake import Hello
 from ..config import Encrypt
 from ..errors import AuthenticationError, ProtocolError, host_port
 
-KINDS = {
+INTERFACES = {
     False: "messages (connect, listen, start_server)",
     True: "byte streams (open_connection, create_connection, start_stream_server, create_server)",
 }
+"""The interfaces for messages (False) and for byte streams (True), by `Security.stream`."""
 
 NOT_THE_SAME_KEY = "the peer reports that it has a different key"
 
@@ -86,31 +87,36 @@ class Security:
             ProtocolError: If one side uses messages and the other side uses a byte stream.
         """
         if peer.stream != self.stream:
+            name = host_port(address) if address else "the peer"
             raise ProtocolError(
-                f"{host_port(address) if address else 'the peer'} uses {KINDS[peer.stream]}, but "
-                f"this side uses {KINDS[self.stream]}: use the same interface on both sides"
+                f"{name} uses {INTERFACES[peer.stream]}, but "
+                f"this side uses {INTERFACES[self.stream]}: use the same interface on both sides"
             )
         if peer.authenticates and self.auth is None:
             raise AuthenticationError("the peer requires a key: pass the same auth= on both sides")
         if self.auth is not None and not peer.authenticates:
             raise AuthenticationError("the peer has no key: pass the same auth= on both sides")
-        here, there = self._encrypts, (peer.encrypts, peer.memory_in_clear)
+        here = _Encryption(bool(self.encrypt), self.memory_in_clear)
+        there = _Encryption(peer.encrypts, peer.memory_in_clear)
         if here != there:
             raise AuthenticationError(
                 f"the peer {_ENCRYPTION_TEXTS[there]}, but this side {_ENCRYPTION_TEXTS[here]}: "
                 f"pass the same encrypt= on both sides"
             )
 
-    @property
-    def _encrypts(self) -> tuple[bool, bool]:
-        return bool(self.encrypt), self.memory_in_clear
+
+class _Encryption(NamedTuple):
+    """The encryption of one side, as its hello announces it."""
+
+    encrypts: bool
+    memory_in_clear: bool
 
 
 _ENCRYPTION_TEXTS = {
-    (False, False): "does not encrypt",
-    (False, True): "does not encrypt",
-    (True, False): "encrypts (encrypt=True)",
-    (True, True): 'encrypts only messages (encrypt="messages")',
+    _Encryption(encrypts=False, memory_in_clear=False): "does not encrypt",
+    _Encryption(encrypts=False, memory_in_clear=True): "does not encrypt",
+    _Encryption(encrypts=True, memory_in_clear=False): "encrypts (encrypt=True)",
+    _Encryption(encrypts=True, memory_in_clear=True): 'encrypts only messages (encrypt="messages")',
 }
 
 

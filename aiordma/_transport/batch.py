@@ -58,6 +58,7 @@ class Batch(BatchOfTransfers, AsyncContext):
         return len(self._chain) if self._chain is not None else 0
 
     def _check_collecting(self) -> WRChain:
+        """Return the batch's chain. Raises an error if no operation may be added now."""
         if self._chain is None:
             raise BufferStateError("a batch can be used only inside its `async with` block")
         self._check()
@@ -87,12 +88,12 @@ class Batch(BatchOfTransfers, AsyncContext):
     def compare_and_swap(self, target: Remote, expected: int, desired: int) -> asyncio.Future[int]:
         """Add a `Connection.compare_and_swap`. After the block, the future holds the old value."""
         return self._atomic(
-            OperationKind.COMPARE_AND_SWAP, target, *swap_numbers(expected, desired)
+            OperationKind.COMPARE_AND_SWAP, target, *swap_operands(expected, desired)
         )
 
     def fetch_and_add(self, target: Remote, add: int) -> asyncio.Future[int]:
         """Add a `Connection.fetch_and_add`. After the block, the future holds the old value."""
-        return self._atomic(OperationKind.FETCH_AND_ADD, target, *add_numbers(add))
+        return self._atomic(OperationKind.FETCH_AND_ADD, target, *add_operands(add))
 
     def _atomic(
         self, kind: OperationKind, target: Remote, compare_add: int, swap: int
@@ -113,7 +114,7 @@ class Batch(BatchOfTransfers, AsyncContext):
         self._collect(new_chain(self._queue, OperationKind.BATCH))
         return self
 
-    async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._chain is not None
         chain, self._chain = self._chain, None
         read_targets, self._read_targets = self._read_targets, []
@@ -132,7 +133,7 @@ class Batch(BatchOfTransfers, AsyncContext):
                 settle_atomics(atomics, error)
                 raise
             finally:
-                cancel_atomics(atomics)
+                cancel_atomics(atomics)  # those that are still pending
                 # An unposted chain is released only with its last reference. The traceback of an
                 # error keeps this frame alive, so delete the frame's references.
                 del chain, atomics
@@ -147,22 +148,20 @@ class MovingBatch(Batch):
         self._session.outbox.batches.add(self._chain)
         return self
 
-    async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         assert self._chain is not None
         error = self._session.outbox.remove_batch(self._chain)
         self._queue = self._session.lead  # the chain has moved with each change of the lead rail
         if exc is None and error is not None:
             await super().__aexit__(type(error), error, None)
             raise error
-        await super().__aexit__(kind, exc, where)
+        await super().__aexit__(kind, exc, traceback)
 
 
 def settle_atomics(atomics: Atomics, error: Exception | None) -> None:
-    """Complete the futures with the old values, or with the batch's error."""
+    """Complete the futures with the old values, or with the error that the batch raises too."""
     for old, future in atomics:
-        settle(
-            future, None if error else atomic_value(old), error
-        )  # the batch also raises the error
+        settle(future, None if error else atomic_value(old), error)
 
 
 def cancel_atomics(atomics: Atomics) -> None:
@@ -170,11 +169,13 @@ def cancel_atomics(atomics: Atomics) -> None:
         future.cancel()
 
 
-def swap_numbers(expected: int, desired: int) -> tuple[int, int]:
+def swap_operands(expected: int, desired: int) -> tuple[int, int]:
+    """Return the fields `compare_add` and `swap` of the work request."""
     return integer("expected", expected), integer("desired", desired)
 
 
-def add_numbers(add: int) -> tuple[int, int]:
+def add_operands(add: int) -> tuple[int, int]:
+    """Return the fields `compare_add` and `swap`, which is not used, of the work request."""
     return integer("add", add, -(1 << 63)) % (1 << 64), 0  # modulo 2^64
 
 

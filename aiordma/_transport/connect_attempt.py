@@ -40,8 +40,8 @@ class Target:
         return f"the connection to {host_port(self.address)}"
 
     @property
-    def rails(self) -> bool:
-        """Whether the connection will have several rails."""
+    def will_use_rails(self) -> bool:
+        """Whether the connection will have several rails, each on a device of its own."""
         return min(len(self.devices), max_rails(self.config, self.devices)) > 1
 
 
@@ -175,8 +175,8 @@ class ConnectAttempt(Generic[E]):
 
 def no_reply_error(address: Address, via: str, seconds: float) -> UnreachableError:
     """Return the error for a handshake that has timed out."""
-    ours = f"is an aiordma listener with via={via!r} and the same kind of device running there?"
-    why = shortage_hint() or f"{ours} ({ON_LOOPBACK})"
+    question = f"is an aiordma listener with via={via!r} and the same kind of device running there?"
+    why = shortage_hint() or f"{question} ({ON_LOOPBACK})"
     return UnreachableError(
         f"{host_port(address)} did not finish the handshake within {seconds:g} seconds; {why}"
     )

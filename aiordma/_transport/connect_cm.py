@@ -97,7 +97,8 @@ class CMLink(IdEvents):
         self._local = self.id.local_address
         self._peer = self.id.peer_address
         self._on_end = on_end
-        # Process the events of the handshake that `expect` has not taken. None has no effect here.
+        # Process the events of the handshake that `expect` has not taken. Skip a None, which only
+        # told `expect` that the id was closed.
         while self._seen:
             if (event := self._seen.popleft()) is not None:
                 asyncio.get_running_loop().call_soon(self._on_event, event)
@@ -225,7 +226,9 @@ async def _connect(link: CMLink, target: Target, challenge: bytes) -> Connection
     handshake = Handshake("cm", security, client=True, address=target.address)
     with ConnectAttempt[RailEndpoint](link) as attempt:
         attempt.take_over(
-            make_endpoint(id, target.config, security, target.opener), handshake, rails=target.rails
+            make_endpoint(id, target.config, security, target.opener),
+            handshake,
+            rails=target.will_use_rails,
         )
         attempt.create_connection()
         attempt.post_receives()
@@ -271,7 +274,7 @@ class CMListener:
             if acceptor.config.type_of_service:
                 id.set_tos(acceptor.config.type_of_service)
             id.bind_addr(address)
-            if id.context is not None:
+            if id.context is not None:  # None for a wildcard address, which belongs to no device
                 check_device_name(id, allowed_devices, address)
             id.listen(backlog)
             self.address = id.local_address or address
@@ -318,18 +321,19 @@ class CMRequest(Request):
     def peer_address(self) -> Address | None:
         return self._id.peer_address
 
-    def has_ticket(self, acceptor: Acceptor) -> bool:
+    def check_ticket_or_challenge(self, acceptor: Acceptor) -> bool:
         data, tickets = self._event.private_data, acceptor.tickets
         self._handshake = handshake = Handshake("cm", acceptor.security, client=False)
         handshake.receive(Message.OFFER, data if tickets is None else data[:HELLO_SIZE])
         if tickets is None:
             return True
+        # The first request of a client is shorter, because it has no ticket.
         ticket = data[HELLO_SIZE:][:TICKET_SIZE].ljust(TICKET_SIZE, b"\0")
         if handshake.peer.authenticates and tickets.validate(ticket, data[:HELLO_SIZE]):
             return True
         hello = make_hello(acceptor.config, acceptor.security)
         self._reject(tickets.challenge.pack() + hello.pack())
-        # The peer has this side's hello and fails as well.
+        # Fail only now: the peer needs the hello in the challenge to find the mismatch as well.
         acceptor.security.check_compatible(handshake.peer)
         self._id.close()
         return False

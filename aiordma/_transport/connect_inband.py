@@ -248,13 +248,13 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, target: Target)
                 target.devices, config, security, group.local_address, opener=target.opener
             ),
             handshake,
-            rails=target.rails,
+            rails=target.will_use_rails,
         )
         pending = initiator.request(group, handshake.send_bytes())
         loop = asyncio.get_running_loop()
         timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.on_timeout)
         try:
-            attempt.create_connection()  # in parallel with the peer
+            attempt.create_connection()  # while the listener creates its side
             reply = await pending.reply
             handshake.receive(Message.REPLY, reply.endpoint + reply.hello)
             handshake.compare()

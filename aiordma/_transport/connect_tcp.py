@@ -125,10 +125,10 @@ async def connect(target: Target) -> Connection:
                 target.devices, config, security, tcp.local_address, opener=target.opener
             ),
             handshake,
-            rails=target.rails,
+            rails=target.will_use_rails,
         )
         send(tcp, handshake, Message.OFFER)
-        attempt.create_connection()  # in parallel with the other side
+        attempt.create_connection()  # while the listener creates its side
         await exchange_messages(tcp, handshake, until=Action.CONNECT)
         attempt.connect(tcp.peer_address)
         await exchange_messages(tcp, handshake, until=Action.START)
@@ -201,18 +201,20 @@ class TCPListener:
                 # With Nagle's algorithm, the second part of a key proof would wait for a delayed
                 # ACK, which takes 40 ms.
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            request = TCPRequest(accepted, address[:2])
-            self._silent_sockets.add(accepted, address[:2], partial(self._on_first_bytes, request))
+            peer = address[:2]
+            request = TCPRequest(accepted, peer)
+            on_first_bytes = partial(self._on_first_bytes, request, accepted, peer)
+            self._silent_sockets.add(accepted, peer, on_first_bytes)
 
-    def _on_first_bytes(self, request: TCPRequest) -> None:
+    def _on_first_bytes(
+        self, request: TCPRequest, accepted: socket.socket, address: Address
+    ) -> None:
         """Admit the request, or challenge the peer and admit it once its ticket has arrived."""
         admit = partial(self._acceptor.admit, request)
-        awaits_ticket = request.challenge(self._acceptor)
-        if awaits_ticket is None:
-            admit()
-        else:
-            accepted, address = awaits_ticket
+        if request.try_challenge(self._acceptor):
             self._silent_sockets.add(accepted, address, admit)
+        else:
+            admit()
 
     def _resume(self) -> None:
         self._watch = Watch(self._socket.fileno(), self._accept)
@@ -235,8 +237,7 @@ class TCPRequest(Request):
 
     def __init__(self, accepted: socket.socket, address: Address) -> None:
         self._socket: socket.socket | None = accepted  # None once it belongs to the link
-        self._accept_address = address  # may be an IPv4-mapped IPv6 address
-        self._address = address_of(address) or address
+        self._address = address_of(address) or address  # IPv4-mapped addresses become IPv4
         self._handshake: Handshake | None = None  # set once the peer has been challenged
         self._sent_magic_without_tls = False
         self._tcp: TCPLink | None = None
@@ -249,31 +250,31 @@ class TCPRequest(Request):
     def peer_address(self) -> Address | None:
         return self._address
 
-    def challenge(self, acceptor: Acceptor) -> tuple[socket.socket, Address] | None:
+    def try_challenge(self, acceptor: Acceptor) -> bool:
         """Send the challenge early if the peer's offer has arrived in full and is valid.
 
-        Returns the socket and its remote address if the peer must now send a ticket. Otherwise
-        returns None, and the handshake must read the offer. This happens, for example, if no key is
-        needed, or if the offer is invalid, incomplete or encrypted.
+        Returns whether the challenge was sent, so that the peer must now send a ticket. Otherwise,
+        the handshake must read the offer. This happens, for example, if no key is needed, or if the
+        offer is invalid, incomplete or encrypted.
         """
         security = acceptor.security
         if security.auth is None or security.tls is not None:
-            return None
+            return False
         assert self._socket is not None
         try:
             data = self._socket.recv(MESSAGE_SIZE, socket.MSG_PEEK)
             if len(data) < MESSAGE_SIZE or not data.startswith(MAGIC):
-                return None
+                return False
             handshake = self._new_handshake(acceptor)
             handshake.receive(Message.OFFER, data[len(MAGIC) :])
             challenge = handshake.send_bytes()
             handshake.compare()
             self._socket.send(MAGIC + challenge)
-            self._socket.recv(MESSAGE_SIZE)
+            self._socket.recv(MESSAGE_SIZE)  # remove the offer, which was only peeked at
         except (RDMAError, OSError):
-            return None
+            return False
         self._handshake = handshake
-        return self._socket, self._accept_address
+        return True
 
     @staticmethod
     def _new_handshake(acceptor: Acceptor) -> Handshake:

@@ -163,6 +163,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
     @property
     def closed(self) -> bool:
         """Whether the connection has ended for any reason."""
+        # Another rail takes over the work of a suspended queue.
         return self._close_cause is not None or (self._queue.failed and not self._queue.suspended)
 
     @property

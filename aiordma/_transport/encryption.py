@@ -76,8 +76,12 @@ class KeyExchange:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
         except ValueError:
             raise AuthenticationError("the peer sent an invalid public key") from None
-        public_keys = (self.public, peer_public) if client else (peer_public, self.public)
-        client_secret, server_secret = traffic_secrets(key, shared, *public_keys, transcript)
+        client_public, server_public = (
+            (self.public, peer_public) if client else (peer_public, self.public)
+        )
+        client_secret, server_secret = traffic_secrets(
+            key, shared, client_public, server_public, transcript
+        )
         sending, receiving = (
             (client_secret, server_secret) if client else (server_secret, client_secret)
         )

@@ -378,6 +378,7 @@ class AddressedEndpoint(RailEndpoint):
         address, so the two cannot be compared.
         """
         host = host_part(address)
+        # The embedded device looks for an endpoint without a GID on this host.
         gid = remote.gid if remote.is_global else verbs.GID.from_ip("127.0.0.1").raw
         if not self.driver.context.library.may_be_on_same_host(gid, verbs.GID.from_ip(host).raw):
             raise ForeignAddressError(

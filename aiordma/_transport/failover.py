@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 from .._datapath.rail import SendQueue
 from .._datapath.session import Session
@@ -92,6 +93,14 @@ def rail_observers(messages: Session, memory: Memory, sharing: Sharing) -> tuple
     )
 
 
+class PeerResume(NamedTuple):
+    """A Resume of the peer."""
+
+    rail_number: int
+    frames: int
+    """The number of this side's frames that the peer has handled."""
+
+
 @dataclass(eq=False)
 class Failover:
     """The state machine that chooses a connection's lead rail."""
@@ -104,8 +113,8 @@ class Failover:
     """The number of lead changes on this side, which is the number of its latest Resume."""
     peer_resume_number: int = 0
     """The number of the peer's latest Resume."""
-    peer_resume: tuple[int, int] | None = None
-    """The rail number and frame count of the peer's latest Resume; None once it is processed."""
+    peer_resume: PeerResume | None = None
+    """The peer's latest Resume; None once it is processed."""
     broken_queue: SendQueue | None = None
     """The latest lead that broke."""
     _timer: asyncio.Handle | None = None
@@ -153,17 +162,19 @@ class Failover:
             self.broken_queue = lead
             self._apply(_E.BROKE)
         if self.state is not _S.BROKEN and self.can_fail_over(elsewhere=False):
-            return
+            return  # WAITING goes on as long as a rail may still come up
         alive = [rail for rail in self.rails.rails if self._is_alive(rail)]
-        resumed = [
-            rail for rail in alive if self.peer_resume and rail.number == self.peer_resume[0]
+        chosen_by_peer = [
+            rail
+            for rail in alive
+            if self.peer_resume and rail.number == self.peer_resume.rail_number
         ]
         # If the peer has not chosen a rail yet, choose the rail that came up first. A rail whose
         # RailReady was lost with the lead is up on one side only. If it were chosen because of its
         # lower number, the two sides would choose different rails.
         queues = self.rails.messages.rails_up
         up = [rail for queue in queues for rail in alive if rail.queue is queue]
-        if candidates := resumed + up:
+        if candidates := chosen_by_peer + up:
             self._apply(_E.CHOSEN, candidates[0])
         else:
             self._apply(_E.NO_RAIL_YET if alive else _E.NO_RAIL)
@@ -175,7 +186,8 @@ class Failover:
         """
         if number <= self.peer_resume_number:
             return  # outdated: a newer Resume arrived earlier over a faster rail
-        self.peer_resume_number, self.peer_resume = number, (queue.number, frames)
+        self.peer_resume_number = number
+        self.peer_resume = PeerResume(queue.number, frames)
         if not queue.failed:  # otherwise, the peer will notice and move to this side's lead
             by_lead = queue is self.rails.lead_rail.queue
             self._apply(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
@@ -205,12 +217,13 @@ class Failover:
         self.resume_number += 1
         self.rails.messages.send_resume(self.resume_number)
         # The peer may have chosen this rail first, so that its Resume is already here.
-        if self.peer_resume and self.peer_resume[0] == rail.number and not queue.failed:
+        peer_resume = self.peer_resume
+        if peer_resume and peer_resume.rail_number == rail.number and not queue.failed:
             self._apply(_E.RESUMED)
 
     def _retransmit(self) -> None:
         assert self.peer_resume is not None
-        (_, frames), self.peer_resume = self.peer_resume, None
+        frames, self.peer_resume = self.peer_resume.frames, None
         self.rails.log_lead_change(self.rails.messages.resumed(frames))
 
     def _retry(self) -> None:

@@ -79,12 +79,12 @@ class Step(NamedTuple):
 
 def _parse(text: str) -> tuple[Step, ...]:
     """Convert a list of steps from the notation in STEPS."""
-    marks = {direction.value: direction for direction in Direction}
     steps: list[Step] = []
     for word in text.split():
         name = word.lstrip("<>")
-        direction = marks[word.removesuffix(name)]
-        steps.append(Step(direction, (Message if word != name else Action)[name]))
+        direction = Direction(word.removesuffix(name))
+        kind = Action if direction is Direction.NONE else Message
+        steps.append(Step(direction, kind[name]))
     return tuple(steps)
 
 
@@ -103,10 +103,8 @@ def _sides(client: str, server: str) -> Sides:
     return Sides(_parse(client), _parse(server))
 
 
-_PROOF = (
-    " >AUTH_HELLO <AUTH_ANSWER >AUTH_PROOF GRANT",
-    " <AUTH_HELLO >AUTH_ANSWER <AUTH_PROOF GRANT",
-)
+_CLIENT_PROOF_STEPS = " >AUTH_HELLO <AUTH_ANSWER >AUTH_PROOF GRANT"
+_SERVER_PROOF_STEPS = " <AUTH_HELLO >AUTH_ANSWER <AUTH_PROOF GRANT"
 
 STEPS: Mapping[tuple[Method, bool], Sides] = MappingProxyType(
     {
@@ -125,24 +123,24 @@ STEPS: Mapping[tuple[Method, bool], Sides] = MappingProxyType(
             "<OFFER CREATE >REPLY CONNECT COMPARE START",
         ),
         ("cm", True): _sides(
-            "CREATE >OFFER CONNECT <REPLY COMPARE START" + _PROOF[0],
-            "<OFFER CREATE >REPLY CONNECT COMPARE START" + _PROOF[1],
+            "CREATE >OFFER CONNECT <REPLY COMPARE START" + _CLIENT_PROOF_STEPS,
+            "<OFFER CREATE >REPLY CONNECT COMPARE START" + _SERVER_PROOF_STEPS,
         ),
         ("in-band", False): _sides(
             "CREATE >OFFER <REPLY COMPARE CONNECT START >READY",
             "<OFFER CREATE CONNECT >REPLY COMPARE START <READY",
         ),
         ("in-band", True): _sides(
-            "CREATE >OFFER <REPLY COMPARE CONNECT START" + _PROOF[0],
-            "<OFFER CREATE CONNECT >REPLY COMPARE START" + _PROOF[1],
+            "CREATE >OFFER <REPLY COMPARE CONNECT START" + _CLIENT_PROOF_STEPS,
+            "<OFFER CREATE CONNECT >REPLY COMPARE START" + _SERVER_PROOF_STEPS,
         ),
         ("oob", False): _sides(
             "CREATE >OFFER <OFFER COMPARE CONNECT START",
             "CREATE >OFFER <OFFER COMPARE CONNECT START",
         ),
         ("oob", True): _sides(
-            "CREATE >OFFER <OFFER COMPARE CONNECT START" + _PROOF[0],
-            "CREATE >OFFER <OFFER COMPARE CONNECT START" + _PROOF[1],
+            "CREATE >OFFER <OFFER COMPARE CONNECT START" + _CLIENT_PROOF_STEPS,
+            "CREATE >OFFER <OFFER COMPARE CONNECT START" + _SERVER_PROOF_STEPS,
         ),
     }
 )
@@ -256,9 +254,11 @@ class Handshake:
 
     def _choose_steps(self) -> None:
         """Choose this side's steps, again when the peer's hello or this side's role is known."""
-        side = not self.client
-        steps = STEPS[self._method, self._security.auth is not None][side]
-        self._steps = (*steps, *(INSPECTION[side] if self.is_inspected else ()), END)
+        sides = STEPS[self._method, self._security.auth is not None]
+        steps = sides.client if self.client else sides.server
+        if self.is_inspected:
+            steps += INSPECTION.client if self.client else INSPECTION.server
+        self._steps = (*steps, END)
 
     @property
     def _current(self) -> Step:
@@ -425,7 +425,7 @@ class Handshake:
             self._nonce = self._random(size) if exchange is None else exchange.public
         return self._nonce
 
-    def _connection(self) -> bytes:
+    def _get_transcript(self) -> bytes:
         """Return the hash that binds the proofs to this connection."""
         if self._transcript:
             return self._transcript
@@ -438,19 +438,21 @@ class Handshake:
         return self._transcript
 
     def _proof(self, role: str) -> bytes:
+        """Return the proof that the side with this role, "client" or "server", has the key."""
         assert self._security.auth is not None
         nonces = self._own_nonce(), self._peer_nonce
         client, server = nonces if self.client else reversed(nonces)
         return self._authentication.proof(
-            self._security.auth, role, client, server, self._connection()
+            self._security.auth, role, client, server, self._get_transcript()
         )
 
-    def _take_nonce(self, nonce: bytes) -> None:
+    def _receive_nonce(self, nonce: bytes) -> None:
+        """Store the peer's nonce. On a connection that encrypts, derive the keys from it."""
         self._peer_nonce = nonce
-        if self.exchange is not None:
+        if self.exchange is not None:  # the nonce is the peer's public key
             assert self._security.auth is not None
-            key, connection = self._security.auth, self._connection()
-            self.exchange.agree(key, nonce, connection, client=self.client)
+            key, transcript = self._security.auth, self._get_transcript()
+            self.exchange.agree(key, nonce, transcript, client=self.client)
 
     def _check_proof(self, role: str, proof: bytes) -> None:
         if not self._authentication.is_valid_proof(self._proof(role), proof):
@@ -461,13 +463,13 @@ class Handshake:
         return protocol.AuthHello(0, self._own_nonce())
 
     def _receive_auth_hello(self, message: protocol.AuthHello) -> None:
-        self._take_nonce(message.nonce)
+        self._receive_nonce(message.nonce)
 
     def _send_auth_answer(self) -> protocol.Message:
         return protocol.AuthAnswer(0, self._own_nonce(), self._proof("server"))
 
     def _receive_auth_answer(self, message: protocol.AuthAnswer) -> None:
-        self._take_nonce(message.nonce)
+        self._receive_nonce(message.nonce)
         self._check_proof("server", message.proof)
 
     def _send_auth_proof(self) -> protocol.Message:

@@ -258,8 +258,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         config, security = self._endpoint.config, self._endpoint.security
         client, peer = handshake.client, handshake.peer
         if peer.rails and handshake.hello.rails:
-            side = OfferingRails if client else AnsweringRails
-            self._rails = side(
+            rails_class = OfferingRails if client else AnsweringRails
+            self._rails = rails_class(
                 self._owner,
                 self._messages,
                 rail_observers(self._messages, self._memory, self._sharing),
@@ -286,7 +286,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         if handshake.peer_authenticated:
             self._messages.awaiting_auth = False
             if (sealing := self._messages.outbox.sealing) is not None:
-                sealing.seal_first()  # the keys were exchanged on the socket, not in frames
+                # The keys were exchanged on the socket, not in frames.
+                sealing.encrypt_first_frames()
             self._advance(LifecycleEvent.ESTABLISHED)
         else:
             self._advance(LifecycleEvent.KEY_REQUIRED)

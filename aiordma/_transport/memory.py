@@ -35,7 +35,7 @@ class PoolChanged(Exception):
 class Memory(RailObserver):
     """One connection's access to pool memory and to registrations of user memory."""
 
-    staging_limit = STAGING_LIMIT
+    staging_limit = STAGING_LIMIT  # for `Fetcher` (inbox.pyx)
 
     def __init__(
         self, driver: Driver, waiter_error: Callable[[BaseException], BaseException]
@@ -44,8 +44,8 @@ class Memory(RailObserver):
         self._waiter_error = waiter_error
         self._waiters: set[asyncio.Future[Block]] = set()
         self._sources: list[OrderedBlockSource] = []
-        self._drivers: list[Driver] = []
-        self._ended: BaseException | None = None
+        self._held_drivers: list[Driver] = []
+        self._end_error: BaseException | None = None
 
     def _use(self, driver: Driver) -> None:
         self._driver = driver
@@ -63,8 +63,8 @@ class Memory(RailObserver):
             QuotaError: If the pool can never provide this size. Raised without waiting.
         """
         while True:
-            if self._ended is not None:
-                raise self._waiter_error(self._ended)
+            if self._end_error is not None:
+                raise self._waiter_error(self._end_error)
             block = self.pool._block_if_first(size)
             if block is None:
                 try:
@@ -132,7 +132,7 @@ class Memory(RailObserver):
         """
         driver = cast("Driver", lead.driver)
         driver.hold()
-        self._drivers.append(driver)
+        self._held_drivers.append(driver)
         self._use(driver)
         for source in self._sources:
             source.move(self.pool)
@@ -141,7 +141,7 @@ class Memory(RailObserver):
 
     def end(self, error: BaseException) -> None:
         """Fail all waiters for memory with `error`, because the connection has ended."""
-        self._ended = error
+        self._end_error = error
         for source in self._sources:
             source.close()
         for waiter in list(self._waiters):
@@ -150,8 +150,8 @@ class Memory(RailObserver):
     def close(self) -> None:
         """Release the held drivers. Blocks of their pools must no longer be in use."""
         with ExitStack() as steps:  # runs all steps, even if one fails
-            while self._drivers:
-                steps.callback(self._drivers.pop().release)
+            while self._held_drivers:
+                steps.callback(self._held_drivers.pop().release)
 
 
 class UserMemory:

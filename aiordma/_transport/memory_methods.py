@@ -14,7 +14,7 @@ from ..dmabuf import DmabufRegion
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
 from ..verbs._memory.buffers import AnyMemory, bytes_of
 from .arguments import check_remote_memory
-from .batch import Batch, MovingBatch, add_numbers, atomic_value, swap_numbers
+from .batch import Batch, MovingBatch, add_operands, atomic_value, swap_operands
 from .lease_thread import Lease, lease_seconds
 from .lifecycle import ConnectionLifecycle
 from .memory import UserMemory
@@ -236,7 +236,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
             region: A region from `request_region`.
         """
         self._check()
-        check_remote_memory(region, RemoteRegion)._check(self._owner)
+        check_remote_memory(region, RemoteRegion)._check_usable(self._owner)
         await region._hand_over()
 
     async def recv_buffer(self) -> Buffer:
@@ -258,6 +258,10 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         imm: int | None,
         progress: Callable[[int], object] | None,
     ) -> None:
+        """Read into or write from `data`, which is registered or copied for this operation.
+
+        The compiled `read` and `write` call this method for local memory that is not registered.
+        """
         self._check()
         check_remote_memory(remote, RemoteMemory)
         if imm is not None:
@@ -265,7 +269,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         one_sided.check_progress(progress)
         with bytes_of(data, target=reads) as view:
             length = len(view)
-        remote._check_use(self._owner, Rights.READ if reads else Rights.WRITE, length)
+        remote._check_access(self._owner, Rights.READ if reads else Rights.WRITE, length)
         memory = UserMemory(self._memory, data, target=reads)
         async with memory as local:
             if reads:
@@ -298,8 +302,8 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
             RemoteRangeError: If the length or alignment of `target` is wrong, or the peer has not
                 granted the right. Nothing has been posted then.
         """
-        numbers = swap_numbers(expected, desired)
-        return await self._atomic(OperationKind.COMPARE_AND_SWAP, target, *numbers)
+        operands = swap_operands(expected, desired)
+        return await self._atomic(OperationKind.COMPARE_AND_SWAP, target, *operands)
 
     async def fetch_and_add(self, target: Remote, add: int) -> int:
         """Add a number to 8 bytes at the peer atomically, modulo 2^64.
@@ -316,13 +320,13 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         Raises:
             RemoteRangeError: As for `compare_and_swap`.
         """
-        return await self._atomic(OperationKind.FETCH_AND_ADD, target, *add_numbers(add))
+        return await self._atomic(OperationKind.FETCH_AND_ADD, target, *add_operands(add))
 
     async def _atomic(
         self, kind: OperationKind, target: Remote, compare_add: int, swap: int
     ) -> int:
         self._check()
-        check_remote_memory(target, RemoteMemory)._check_use(
+        check_remote_memory(target, RemoteMemory)._check_access(
             self._owner, Rights.ATOMIC, ATOMIC_SIZE
         )
         with await self._memory.lease(ATOMIC_SIZE, internal=True) as old:

@@ -370,11 +370,14 @@ class Rails:
         name = f"rail {rail.number}" if rail.number >= 0 else "a rail"
         logger.log(level, "%s to %s on %s %s", name, self.owner.name, rail.device, text)
 
-    def _record_error(self, rail: Rail, what: str, error: BaseException) -> None:
-        """Record an error, and log it as a warning if the rail is up or had no error before."""
+    def _record_error(self, rail: Rail, text: str, error: BaseException) -> None:
+        """Record an error, and log it as a warning if the rail is up or had no error before.
+
+        `text` says in the log what the error has done to the rail, such as "broke".
+        """
         already_failing = rail.error is not None and rail.state is not _S.UP
         level = logging.INFO if already_failing else logging.WARNING
-        self._log(rail, f"{what}: {cause_text(error)}", level)
+        self._log(rail, f"{text}: {cause_text(error)}", level)
         rail.error_at = self.clock()
         if not already_failing:
             rail.broke_at = rail.error_at
@@ -559,7 +562,7 @@ class Rails:
         if rail is self.lead_rail and rail.state is _S.UP:
             raise ProtocolError("the peer has stopped the lead rail")
         must_confirm = rail.state is not _S.STOPPED  # otherwise, this side has sent its RailDown
-        cause = protocol.rail_cause_text(message.request_id)  # RailDown has it instead of an id
+        cause = protocol.rail_cause_text(message.request_id)  # the field holds the cause, not an id
         if must_confirm:
             text = f"the peer has stopped this rail{': ' if cause else ''}{cause}"
             self._record_error(rail, "is down", ConnectionBrokenError(text))

@@ -51,10 +51,10 @@ class Regions(RailObserver):
         self.pending_delivery: dict[int, Callable[[], object]] = {}
         """Functions that deliver the regions waiting for a key for the lead, by region id."""
 
-    def begin(self, granter: int, peer: int) -> None:
-        """Set the upper bits of region ids: `granter` for this side and `peer` for the peer."""
-        self._own_granter, self._peer_granter = granter, peer
-        self._ids = itertools.count(granter << NUMBER_BITS)
+    def begin(self, own_granter: int, peer_granter: int) -> None:
+        """Set the upper bits of the region ids that this side and the peer assign."""
+        self._own_granter, self._peer_granter = own_granter, peer_granter
+        self._ids = itertools.count(own_granter << NUMBER_BITS)
 
     @property
     def rails(self) -> list[SendQueue]:

@@ -33,9 +33,12 @@ class RemoteMemory(RemoteBase):
         self.rkey: int = range.rkey
         self._allowed: int = int(range.token.access)
 
-    def _require(self, user: object, right: int, local: Local) -> None:
-        """Raise if an operation that needs `right` cannot use this memory and `local` now."""
-        self._check_use(user, right, len(local))
+    def _check_operation(self, user: object, right: int, local: Local) -> None:
+        """Raise if an operation that needs `right` cannot use this memory and `local` now.
+
+        `user` is the owner object of the connection that posts the operation (`Sharing.owner`).
+        """
+        self._check_access(user, right, len(local))
         if self._root._user is None:
             raise BufferStateError(
                 f"the operation was not executed: the connection has moved to a rail that does "
@@ -44,12 +47,12 @@ class RemoteMemory(RemoteBase):
         if right == Rights.READ and not local.writable:
             raise ValueError(f"cannot read into {local!r}: it is read-only")
 
-    def _check_use(self, user: object, right: int, length: int) -> None:
+    def _check_access(self, user: object, right: int, length: int) -> None:
         """Raise if an operation that needs `right` cannot access `length` bytes of this memory.
 
         An operation that has to wait for local memory performs this check before it waits.
         """
-        self._check(user)
+        self._check_usable(user)
         if right == Rights.ATOMIC:
             self._range.require_atomic()
         self._range.require(Rights(right))
@@ -63,7 +66,7 @@ class RemoteMemory(RemoteBase):
     def _region(self) -> RemoteRegion:
         return cast("RemoteRegion", self._root)
 
-    def _check(self, user: object) -> None:
+    def _check_usable(self, user: object) -> None:
         """Raise if the region belongs to another connection or can no longer be used."""
         region = self._region
         if user is not region._sharing.owner:
@@ -173,7 +176,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
             RequestRefusedError: If the owner refuses.
         """
         lease_ms, region_id = milliseconds(lease_seconds(lease)), self.token.region_id
-        self._check(self._sharing.owner)
+        self._check_usable(self._sharing.owner)
         await self._sharing.send_request(
             lambda number: protocol.RegionRenew(number, region_id, lease_ms)
         )

@@ -211,6 +211,7 @@ class KeyRequest:
         self.key.failed(error)
 
     def release(self) -> None:
+        """Report a request that has failed or was never posted."""
         self.key.on_finished(cast("WorkRequest", self))
 
 
@@ -248,7 +249,7 @@ def make_key(queue: SendQueue, memory: LocalMemory, rights: Rights) -> ShareKey:
     flags = access_flags(rights)
     mr: verbs.MemoryRegion | None = getattr(memory.root.pinned, "region", None)  # None: a dma-buf
     if pool.has_windows and mr is not None and len(memory):
-        needed = flags & verbs.AccessFlags.LOCAL_WRITE | verbs.AccessFlags.MW_BIND
+        needed = (flags & verbs.AccessFlags.LOCAL_WRITE) | verbs.AccessFlags.MW_BIND
         if mr.access & needed == needed:
             return WindowKey(queue, in_domain(mr, pool.pd), memory, rights)
     return ShareKey(memory._expose(pool.pd, flags, 0, len(memory)))

@@ -125,7 +125,7 @@ class Sharing(RailObserver):
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
         self._request_waiters = WaitQueue()
         self._lead_change_waiters = WaitQueue()
-        self._ended: BaseException | None = None
+        self._end_error: BaseException | None = None
 
     def check_allowed(self) -> None:
         """Raise UnencryptedError if the connection does not allow unencrypted memory access."""
@@ -191,14 +191,14 @@ class Sharing(RailObserver):
 
     async def wait_lead_change(self) -> None:
         """Wait until another rail is the lead, or raise the error that ended the connection."""
-        if self._ended is None:
+        if self._end_error is None:
             await self._lead_change_waiters.wait()
         self.check_end()
 
     def check_end(self) -> None:
         """Raise the error that ended the connection, if it has ended."""
-        if self._ended is not None:
-            raise self._waiter_error(self._ended)
+        if self._end_error is not None:
+            raise self._waiter_error(self._end_error)
 
     def notify(self, message: protocol.Message) -> Callable[[], None]:
         """Queue a control message without waiting, unless the connection has ended.
@@ -302,7 +302,7 @@ class Sharing(RailObserver):
             make: A function that creates the request for a given request id.
             discard: A function that disposes of the response if the task is cancelled.
         """
-        while len(self._requests) >= protocol.MAX_UNANSWERED and self._ended is None:
+        while len(self._requests) >= protocol.MAX_UNANSWERED and self._end_error is None:
             await self._request_waiters.wait()
         request_id = self._controls.new_request_id()
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -459,9 +459,9 @@ class Sharing(RailObserver):
 
     def end(self, error: BaseException) -> None:
         """Invalidate all keys, and fail all waiting tasks with `error`."""
-        if self._ended is not None:
+        if self._end_error is not None:
             return
-        self._ended = error
+        self._end_error = error
         self.end_keys()
         for region in list(self.regions.remote_regions.values()):
             region._wake()
@@ -491,7 +491,7 @@ class Sharing(RailObserver):
     @property
     def ended(self) -> bool:
         """Whether the connection has ended or was inherited from the parent process by a fork."""
-        return self._ended is not None or self._fork_generation != fork.generation()
+        return self._end_error is not None or self._fork_generation != fork.generation()
 
     @property
     def shared(self) -> int:

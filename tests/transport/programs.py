@@ -787,7 +787,7 @@ def check_pool(*ends: End) -> None:
             ]
             kept += len(journal) + sum(rail.queue is not None for rail in others)
     pools = {end.conn._endpoint.driver.pool for end in ends}
-    pools |= {driver.pool for end in ends for driver in end.conn._memory._drivers}
+    pools |= {driver.pool for end in ends for driver in end.conn._memory._held_drivers}
     leases = sum(pool.leases for pool in pools)
     more = any(end.handed or end.conn._sharing.shared > 1 for end in ends)
     assert leases == kept or more, f"{leases}, not {kept}"

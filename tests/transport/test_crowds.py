@@ -131,26 +131,26 @@ async def test_handshakes_do_not_starve_established_connections(
     clock = Clock(lambda: now)
     begun = asyncio.Queue[None]()
 
-    def has_ticket(self: connect_cm.CMRequest, acceptor: Acceptor) -> NoReturn:
+    def check_ticket_or_challenge(self: connect_cm.CMRequest, acceptor: Acceptor) -> NoReturn:
         nonlocal now
         begun.put_nowait(None)
         now += BURST / 2
         raise ConnectionLimitError("this takes long")
 
     async def handshake(self: connect_cm.CMRequest, acceptor: Acceptor) -> Connection:
-        has_ticket(self, acceptor)
+        check_ticket_or_challenge(self, acceptor)
 
     def challenge(self: connect_cm.CMRequest, acceptor: Acceptor) -> bool:
         try:
-            has_ticket(self, acceptor)
+            check_ticket_or_challenge(self, acceptor)
         except ConnectionLimitError as error:
             self._reject(packed_refusal(error))
         self._id.close()
         return False
 
     steps = {
-        "refusal": ("has_ticket", has_ticket),
-        "challenge": ("has_ticket", challenge),
+        "refusal": ("check_ticket_or_challenge", check_ticket_or_challenge),
+        "challenge": ("check_ticket_or_challenge", challenge),
         "handshake": ("handshake", handshake),
     }
 

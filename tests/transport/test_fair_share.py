@@ -192,9 +192,9 @@ def test_failure_limit_remembers_at_most_max_hosts() -> None:
 
 def test_failing_host_is_reported_once_until_its_failures_expire() -> None:
     limit = FailureLimit(0.0)
-    assert not limit.first_report("a")
+    assert not limit.mark_reported("a")
     limit.record_failure("a", 0.0)
-    assert [limit.first_report("a") for _ in range(3)] == [True, False, False]
+    assert [limit.mark_reported("a") for _ in range(3)] == [True, False, False]
     assert limit.wait_time("a", 1000.0) == 0
     limit.record_failure("a", 1000.0)
-    assert limit.first_report("a")
+    assert limit.mark_reported("a")

@@ -93,7 +93,7 @@ class Asks:
         self.peer_address = (host, 1)
         self.error: BaseException | None = None
 
-    def has_ticket(self, acceptor: Acceptor) -> bool:
+    def check_ticket_or_challenge(self, acceptor: Acceptor) -> bool:
         return True
 
     async def handshake(self, acceptor: Acceptor) -> Connection:

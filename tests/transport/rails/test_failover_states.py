@@ -9,7 +9,14 @@ from unittest.mock import Mock
 import pytest
 
 from aiordma import Config
-from aiordma._transport.failover import LIMITED, TRANSITIONS, Failover, FailoverEvent, FailoverState
+from aiordma._transport.failover import (
+    LIMITED,
+    TRANSITIONS,
+    Failover,
+    FailoverEvent,
+    FailoverState,
+    PeerResume,
+)
 from tests.docs.connection_page import step_name
 
 STATES = {
@@ -39,7 +46,7 @@ class Scene:
         self.rails, self.lost = Mock(config=Config(), observers=[Mock()]), Mock()
         self.failover = Failover(self.rails, self.lost)
         self.failover.broken_queue = Mock(error=CAUSE)
-        self.failover.peer_resume = (1, 7)
+        self.failover.peer_resume = PeerResume(1, 7)
         self.failover.state = state
 
     def take(self, event: FailoverEvent) -> None:
