@@ -81,7 +81,7 @@ cdef class Leftovers:
         """Remove and return all work in posting order.
 
         `unfinished` is work of earlier lead rails that this rail had yet to post again. The
-        session posts no new work until then, so this work comes before `unposted`.
+        session posts no new work before that is done, so this work comes before `unposted`.
         """
         works = [*(self.posted or ()), *unfinished, *(self.unposted or ())]
         self.posted = self.unposted = None

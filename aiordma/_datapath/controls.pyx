@@ -32,6 +32,21 @@ RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)
 
 @cython.no_gc_clear
 @cython.final
+cdef class QueuedControl:
+    """A control message that waits for a credit."""
+
+
+cdef QueuedControl new_control(
+    int kind, bytes content, object waiter, uint64_t backlog_position, uint32_t window_key
+):
+    cdef QueuedControl control = QueuedControl.__new__(QueuedControl)
+    control.kind, control.content, control.waiter = kind, content, waiter
+    control.backlog_position, control.window_key = backlog_position, window_key
+    return control
+
+
+@cython.no_gc_clear
+@cython.final
 cdef class Controls(RailObserver):
     """The queue of outgoing control messages of one connection."""
 
@@ -51,7 +66,7 @@ cdef class Controls(RailObserver):
         self.latest_request = next_number(self.latest_request)
         return self.latest_request
 
-    def send(self, message: protocol.Message, future: Waiter | None = None):
+    def send(self, message: protocol.Message, waiter: Waiter | None = None):
         """Send a control message as soon as a credit is available for it.
 
         A message without a waiter is a response. If too many responses wait, the peer violates the
@@ -62,10 +77,12 @@ cdef class Controls(RailObserver):
         cdef bytes content = protocol.encode(message)
         if self.session is None:
             return
-        if future is None:
+        if waiter is None:
             self.queue_response(CONTROL, content, 0, isinstance(message, protocol.Goodbye))
         else:
-            self.waiting.append((CONTROL, content, future, self.outbox.lead_rail.backlog.latest, 0))
+            self.waiting.append(
+                new_control(CONTROL, content, waiter, self.outbox.lead_rail.backlog.latest, 0)
+            )
             self.session.flush()
 
     cdef int queue_response(
@@ -81,7 +98,7 @@ cdef class Controls(RailObserver):
                 )
             )
             return 0
-        self.waiting.append((kind, content, None, 0, window_key))
+        self.waiting.append(new_control(kind, content, None, 0, window_key))
         return self.session.flush()
 
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1:
@@ -91,7 +108,7 @@ cdef class Controls(RailObserver):
         content = PyBytes_FromStringAndSize(<const char *> &ack, sizeof(ack))
         if (
             not self.waiting.size()
-            and can_send(self)
+            and can_post_frame(self)
             and self.send_frame(RNDV_ACK, content, None, window_key)
         ):
             return 0
@@ -99,10 +116,11 @@ cdef class Controls(RailObserver):
 
     def lead_changed(self, lead: Any) -> None:
         """Drop the window keys of waiting messages, because they are valid only on the old lead."""
-        for kind, content, future, backlog_position, _ in self.waiting.take_all():
-            self.waiting.append((kind, content, future, backlog_position, 0))
+        cdef QueuedControl control
+        for control in self.waiting.all():
+            control.window_key = 0
 
-    cdef int resume(
+    cdef int send_resume(
         self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing
     ) except -1:
         """Send the first frame on a rail, which reports how many frames this side has handled."""
@@ -125,36 +143,40 @@ cdef class Controls(RailObserver):
 
     def end(self, error: BaseException):
         """Fail all waiters with errors caused by `error`, and drop all waiting messages."""
-        for _, _, future, _, _ in self.waiting.take_all():
-            if future is not None:
-                complete_waiter(future, self.outbox.owner.error_for(error))
+        cdef QueuedControl control
+        for control in self.waiting.take_all():
+            if control.waiter is not None:
+                complete_waiter(control.waiter, self.outbox.owner.error_for(error))
 
-    def withdraw(self, future):
-        """Drop the control message of `future` unless it has been sent."""
-        for item in self.waiting.all():
-            _, _, waiter, _, _ = item
-            if waiter is future:
-                self.waiting.remove(item)
+    def withdraw(self, waiter):
+        """Drop the control message of `waiter` unless it has been sent."""
+        cdef QueuedControl control
+        for control in self.waiting.all():
+            if control.waiter is waiter:
+                self.waiting.remove(control)
                 return
 
     cdef int flush(self) except -1:
         """Send the waiting control messages in order, while there are credits and memory."""
-        while self.waiting.size() and can_send(self):
-            item = self.waiting.first()
-            _, _, _, backlog_position, _ = item
-            if backlog_position and not self.outbox.lead_rail.backlog.has_posted(backlog_position):
+        cdef QueuedControl control
+        while self.waiting.size() and can_post_frame(self):
+            control = <QueuedControl> self.waiting.first()
+            if (
+                control.backlog_position
+                and not self.outbox.lead_rail.backlog.has_posted(control.backlog_position)
+            ):
                 # This message has to follow a write that has not been posted yet. Send responses
                 # first, because the write may depend on the peer receiving one of them.
-                responses = [each for each in self.waiting.all() if each[2] is None]  # no future
-                if not responses:
+                control = first_response(self)
+                if control is None:
                     break
-                item = responses[0]
-            kind, content, future, _, window_key = item
-            self.waiting.remove(item)
-            if not self.send_frame(kind, content, future, window_key):
-                self.waiting.appendleft(item)
+            self.waiting.remove(control)
+            if not self.send_frame(
+                control.kind, control.content, control.waiter, control.window_key
+            ):
+                self.waiting.appendleft(control)
                 break
-            self.responses -= future is None
+            self.responses -= control.waiter is None
         return 0
 
     cdef bint send_frame(
@@ -188,14 +210,22 @@ cdef class Controls(RailObserver):
 
     @property
     def can_send_now(self) -> bool:
-        return not self.outbox.flags & (NOT_STARTED | ENDED) and can_send(self)
+        return not self.outbox.flags & (NOT_STARTED | ENDED) and can_post_frame(self)
 
     def send_now(self, message: protocol.Message) -> bool:
         """Send a control message now if possible. Otherwise drop the message and return False."""
         return self.can_send_now and self.send_frame(CONTROL, protocol.encode(message), None)
 
 
-cdef bint can_send(Controls controls) noexcept:
+cdef QueuedControl first_response(Controls controls):
+    cdef QueuedControl control
+    for control in controls.waiting.all():
+        if control.waiter is None:
+            return control
+    return None
+
+
+cdef bint can_post_frame(Controls controls) noexcept:
     """Return whether a control frame can be posted now.
 
     This takes a control credit and a free entry in the send queue. While another rail is taking

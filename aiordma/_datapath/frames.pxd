@@ -81,14 +81,14 @@ cdef class PeerRoom:
     cdef uint32_t size, largest        # next receive without the tag; largest receive with it
     cdef uint32_t tag_size             # bytes that encryption adds to a frame
     cdef uint64_t max_message          # bytes
-    cdef object changes                # announced sizes that are not reached yet: (first, size)
+    cdef object changes                # announced sizes not reached yet: (first receive, size)
     cdef int set_size(self, object size) except -1
     cdef int apply_changes(self) except -1
 
     cdef inline bint fits(self, uint64_t length) noexcept:
         return HEADER + length <= self.size
 
-    cdef inline int count_sent(self) except -1:
+    cdef inline int count_sent(self) except -1:  # each frame consumes the next receive
         self.sent += 1
         return self.apply_changes() if self.changes else 0
 

@@ -22,6 +22,7 @@ cdef bint carries_message(int kind) noexcept:
 
 
 cdef uint64_t bundled_size(uint64_t length) noexcept:
+    """Return the size of a message in a bundle: its entry, and its bytes padded to 8."""
     return sizeof(BundleEntry) + (length + 7 & ~<uint64_t> 7)
 
 
@@ -218,8 +219,13 @@ cdef class PeerRoom:
         return 0
 
     cdef int apply_changes(self) except -1:
-        while self.changes and self.changes[0][0] <= self.sent:
-            self.set_size(self.changes.popleft()[1])
+        """Use the announced size if the next frame consumes a receive that has it."""
+        while self.changes:
+            first_receive, size = self.changes[0]
+            if first_receive > self.sent:
+                break
+            self.changes.popleft()
+            self.set_size(size)
         return 0
 
     @cython.wraparound(True)

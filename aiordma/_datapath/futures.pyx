@@ -42,7 +42,7 @@ cdef object copy_context = contextvars.copy_context
 cdef bint is_task_wakeup(object callback) except -1:
     """Return whether this is the wake-up callback of asyncio's C tasks.
 
-    It can only be recognized by its name, `task_wakeup`.
+    The first one is recognized by its name, `task_wakeup`. All others have the same C function.
     """
     global task_wakeup
     cdef PyCFunction function
@@ -347,15 +347,15 @@ cdef int run_callbacks(OpFuture future, bint deferred) except -1:
 
 cdef int run_callback(OpFuture future, object callback, object context) except -1:
     """Run a callback immediately, in the same way as the loop would."""
-    cdef object caller = future
+    cdef object passed_future = future
     # A woken task calls `result()` of the future that is passed to its callback. For a future of
     # another class, this takes twenty times as long as for an asyncio.Future. Pass a finished
     # asyncio.Future instead.
     if future.state == DONE and is_task_wakeup(callback):
-        caller = future.wakeups.get_done_future()
+        passed_future = future.wakeups.get_done_future()
     PyContext_Enter(context)
     try:
-        callback(caller)
+        callback(passed_future)
     except (SystemExit, KeyboardInterrupt) as error:  # the drain raises it at its end
         future.wakeups.defer_error(error)
     except BaseException as error:

@@ -907,7 +907,8 @@ cdef class Fetcher(RailObserver):
             or pending.rail != self.outbox.lead_rail.number
             or len(select_lanes(self.outbox.stripes.lanes, pending.length)) > 1
         ):
-            # The message is read over all rails for which the peer has sent, or will send, keys.
+            # The message is read over all rails for which the peer has sent, or will send, keys. A
+            # StripedRead also gets an lkey for each rail, because `lkey` may be the one of rail 0.
             return self.outbox.stripes.begin(new_striped_read(self, pending, pinned, address))
         piece = pieces_of(pending)
         for i in range(count):
@@ -1067,8 +1068,10 @@ cdef bint fetch_into_pool(Fetcher fetcher, PendingRendezvous pending) except -1:
         return False
     pending.message = new_message(block, 0, pending.length)
     pending.message.imm_value, pending.message.has_imm = pending.imm, pending.has_imm
-    if large or pending.rail != fetcher.outbox.lead_rail.number:  # the peer may not send its keys
-        fetcher.watch(pending)  # not earlier, because it could be read elsewhere without a block
+    # Watch a large message, and a message for which the peer may not send the keys of this rail. Do
+    # this only now, because a message without a block could be read into a receiver's own memory.
+    if large or pending.rail != fetcher.outbox.lead_rail.number:
+        fetcher.watch(pending)
     fetcher.read(pending, block, block.address, block.lkey)
     return True
 

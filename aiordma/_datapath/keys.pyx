@@ -165,7 +165,9 @@ cdef class ReadKeys:
                 code = self.deregister(mr)
         if code < 0:
             code = errno  # some providers return -1 and set errno
-        return window_error if code == 0 or code == EIO else code  # see Node.close about EIO
+        if code == EIO:  # the device was removed, and the kernel has already released the region
+            code = 0
+        return code or window_error
 
     def close_windows(self):
         """Close the windows that are not bound, before the queue pair is destroyed."""

@@ -42,7 +42,7 @@ cdef class BlockCache:
     cdef public bint closed
     cdef public bint has_windows       # the device has memory windows of type 2
     cdef list free_list(self, uint64_t size)
-    cdef PoolBlock find(self, uint64_t size)
+    cdef PoolBlock pop_free(self, uint64_t size)
     cdef PoolBlock take_fast(self, uint64_t size)
     cdef int start_lease(self, PoolBlock block) except -1
     cdef bint keep_block(self, PoolBlock block) except -1

@@ -138,7 +138,7 @@ cdef class BlockCache:
             size = self.smallest
         return <list> self.free_blocks[64 - clzll(size - 1) if size > 1 else 0]
 
-    cdef PoolBlock find(self, uint64_t size):
+    cdef PoolBlock pop_free(self, uint64_t size):
         cdef list free_list = self.free_list(size)
         return <PoolBlock> free_list.pop() if free_list else None
 
@@ -152,14 +152,14 @@ cdef class BlockCache:
         return 0
 
     cdef PoolBlock take_fast(self, uint64_t size):
-        """Lease a block for a short time.
+        """Lease a cached block. This is the fast path of `MemoryPool._block`.
 
         Returns None if the pool would have to create a block, or if others wait for a block.
         """
         cdef PoolBlock block
         if size > self.slab_size or len(<dict> self.internal_waiters) or len(<dict> self.user_waiters):
             return None
-        block = self.find(size)
+        block = self.pop_free(size)
         if block is not None:
             self.start_lease(block)
         return block
@@ -202,7 +202,8 @@ cdef class BlockCache:
     # ---- for the pool, in Python ----
 
     def take(self, uint64_t size) -> Any:
-        cdef PoolBlock block = self.find(size)
+        """Lease a cached block, even if others wait for a block. Returns None if there is none."""
+        cdef PoolBlock block = self.pop_free(size)
         if block is not None:
             self.start_lease(block)
         return block

@@ -59,7 +59,7 @@ cdef class StripedTransfer(Striped):
     cdef Pinned pinned
     cdef dict keys, lkeys              # keys of both memories, by rail number
     cdef uint64_t predecessor          # wr_id of the lead rail's work that must complete first
-    cdef uint32_t chunks_in_flight     # chunks in flight
+    cdef uint32_t chunks_in_flight
     cdef bint started
     cdef bint is_write(self) noexcept
     cdef SendQueue lead_rail(self)

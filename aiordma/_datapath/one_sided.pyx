@@ -102,7 +102,7 @@ cdef class WRChain(WorkRequest):
             or owner.gone
             or owner.pinned is None
         ):
-            # These calls find the reason and raise it. They return only for an atomic that is allowed.
+            # These calls raise the error. They return only for an atomic that is allowed.
             remote._check_operation(self.user, right, local)
             local.holder()
         while start < local.length or opcode == IBV_WR_RDMA_WRITE_WITH_IMM:
@@ -131,6 +131,7 @@ cdef class WRChain(WorkRequest):
         return count
 
     cdef bint can_move(self, bint was_posted) noexcept:
+        # Unlike an atomic or a write with immediate data, a read or a plain write can be repeated.
         return not was_posted or (
             self.count_of(IBV_WR_RDMA_READ) + self.count_of(IBV_WR_RDMA_WRITE) == self.request_count
         )
@@ -662,6 +663,8 @@ cdef TransferFuture start_chain(
         and post_long(queue, chain)
     ):
         return future
+    # Each part reports progress when it completes. Without progress, all requests before the last
+    # one form a single part, which does not have to wait for its turn among the messages.
     while chain.request_count > 1 and (progress is not None or sender is not None):
         queue.post(split_part(chain, 1 if progress is not None else chain.request_count - 1))
     if sender is not None:

@@ -61,14 +61,14 @@ cdef class Poller:
             return
         wakeups.defers_callbacks = True
         try:
-            polls_again = self.polls_again or self.spin_scheduled
+            polls_again = IF_FOUND if self.polls_again or self.spin_scheduled else NEVER
             self.serve_with(state, limit, entries_to_release, handle_rest, spin_us, polls_again)
         finally:
             wakeups.defers_callbacks = False
 
     cdef int serve_with(
         self, uintptr_t state, int limit, list entries_to_release, object handle_rest,
-        uint32_t spin_us, bint polls_again,
+        uint32_t spin_us, int polls_again,
     ) except -1:
         """Drain once, and call `handle_rest` only if there is more to do."""
         cdef int outcome

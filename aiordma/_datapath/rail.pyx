@@ -255,7 +255,7 @@ cdef class SendQueue(WorkQueues):
                 else:  # a copy, because the frames of the error may refer to this object
                     request.on_error(copy.copy(error))
             if wc.status in RAIL_FAILURES:
-                self.rail_broke(error)
+                self.rail_broke(error)  # without effect if `suspend` has returned True
             else:
                 self.connection_broke(error)
         if before_last:

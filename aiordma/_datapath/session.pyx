@@ -459,7 +459,8 @@ cdef class Session(FrameHandler):
 
         `rails` means that both sides support rails, so frames may move to another one.
         """
-        cdef uint32_t data_credits = peer.data_receives, threshold = 0, min_credits
+        cdef uint32_t data_credits = peer.data_receives, min_credits
+        cdef uint32_t threshold = 0    # the default of Credits
         self.outbox.peer_room = PeerRoom(
             peer.eager_size,
             max(self.config.eager_size, self.config.max_eager_size),
@@ -527,7 +528,7 @@ cdef class Session(FrameHandler):
     def send_resume(self, number: int):
         """Send the first frame on a new lead rail. It reports which frames have arrived."""
         cdef Outbox outbox = self.outbox
-        self.controls.resume(outbox.lead_rail, number, outbox.journal.received, outbox.sealing)
+        self.controls.send_resume(outbox.lead_rail, number, outbox.journal.received, outbox.sealing)
 
     def resumed(self, frames: int) -> int:
         """Continue on the lead rail after the peer's Resume.
@@ -632,6 +633,7 @@ cdef class Session(FrameHandler):
                 raise ProtocolError(
                     "the peer sent a frame shorter than its header of 8 bytes"
                 )
+            # RNDV_KEYS and WRITTEN frames occur only on a connection that can have several rails.
             if (
                 not DATA <= kind <= (WRITTEN if self.outbox.journal.is_enabled else RNDV_ACK)
                 or (has_imm and kind != DATA and kind != RNDV_RTS and kind != WRITTEN)
@@ -894,6 +896,7 @@ cdef class RailFrames(FrameHandler):
             message = protocol.decode(frame[HEADER:])
             if not isinstance(message, protocol.Resume) or message.rail != self.rail.number:
                 raise ProtocolError(f"the peer sent a {type(message).__name__} instead of a Resume on a rail")
+            # A Resume's `request_id` is its number.
             session.failover.resumed(self.rail, message.request_id, message.frames)
         except ProtocolError as error:
             session.owner.violated(error)

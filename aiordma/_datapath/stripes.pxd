@@ -9,7 +9,7 @@ cpdef list select_lanes(list lanes, uint64_t size)
 
 cdef class Lane:
     cdef readonly object rail  # type: Any
-    cdef readonly uint32_t chunks_in_flight  # chunks in flight
+    cdef readonly uint32_t chunks_in_flight
     cdef double recent_bytes           # recent bytes, which determine its share
 
 

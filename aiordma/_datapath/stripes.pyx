@@ -130,18 +130,18 @@ cdef class Stripes(RailObserver):
         self.held_chunks.append((lane, operation, start, length))
         return 0
 
-    def has_held_chunks(self, number: int) -> bool:
+    def has_held_chunks(self, rail_number: int) -> bool:
         """Return whether chunks of a rail wait for `release_held_chunks`."""
-        return any(lane.rail.number == number for lane, *_ in self.held_chunks)
+        return any(lane.rail.number == rail_number for lane, *_ in self.held_chunks)
 
-    def release_held_chunks(self, number: int):
+    def release_held_chunks(self, rail_number: int):
         """Offer the held chunks of a rail to other rails. The peer has stopped the rail."""
         cdef Lane lane
         cdef Striped operation
         held_chunks, self.held_chunks = self.held_chunks, []
         for each in held_chunks:
             lane, operation, start, length = each
-            if lane.rail.number != number:
+            if lane.rail.number != rail_number:
                 self.held_chunks.append(each)
                 continue
             operation.held_count -= 1

@@ -498,7 +498,10 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
 
 
 cdef int error_before_last(WorkRequestTable table, const aiordma_completion *wc) except -1:
-    """Handle the failure of a request that is not the last of its chain."""
+    """Handle the failure of a request that is not the last of its chain.
+
+    Any other completion without a slot in use is counted as a stray.
+    """
     cdef uint64_t wr_id = wc.wr_id ^ BEFORE_LAST
     cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
     if not wc.wr_id & BEFORE_LAST or not wc.status or not table.is_in_flight(wr_id):

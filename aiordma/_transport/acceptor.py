@@ -243,7 +243,7 @@ class Acceptor:
         table.add(handshake, networks)
         serving: Coroutine[Any, Any, bool] = self._serve(handshake)
         if time_share is not None:
-            serving = Timed(time_share, serving, time_share.now() - began)
+            serving = Timed(time_share, serving, used=time_share.now() - began)
         handshake.task = task = background(self._loop, serving)
         self._handshakes[task] = handshake
         task.add_done_callback(self._handshakes.pop)

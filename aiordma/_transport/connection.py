@@ -204,7 +204,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
             "outstanding": queue.outstanding,
             "messages_waiting": messages["messages_waiting"],
             "waiting_for_credits": 0 if messages["credits"] else messages["messages_waiting"],
-            "waiting_for_send_queue": queue.outstanding - (queue.capacity - queue.free),
+            "waiting_for_send_queue": len(queue.backlog),
             "messages_unread": messages.get("arrived", 0),
             "shared_regions": memory["shared_regions"],
             "lent_bytes": memory["lent_bytes"],

@@ -136,14 +136,14 @@ class Failover:
         if step is not None:
             step(self, *arguments)
 
-    def can_fail_over(self, elsewhere: bool) -> bool:
+    def can_fail_over(self, to_other_device: bool) -> bool:
         """Return whether another rail could become the lead.
 
-        If `elsewhere` is True, only rails on other devices count.
+        If `to_other_device` is True, only rails on other devices count.
         """
         lead = self.rails.lead_rail
         return any(
-            self._is_alive(rail) and not (elsewhere and rail.device == lead.device)
+            self._is_alive(rail) and not (to_other_device and rail.device == lead.device)
             for rail in self.rails.rails
             if rail is not lead
         )
@@ -161,7 +161,7 @@ class Failover:
         if self.broken_queue is not lead:
             self.broken_queue = lead
             self._apply(_E.BROKE)
-        if self.state is not _S.BROKEN and self.can_fail_over(elsewhere=False):
+        if self.state is not _S.BROKEN and self.can_fail_over(to_other_device=False):
             return  # WAITING goes on as long as a rail may still come up
         alive = [rail for rail in self.rails.rails if self._is_alive(rail)]
         chosen_by_peer = [

@@ -168,7 +168,7 @@ class UserMemory:
         if target and self._view.readonly:
             self._view.release()
             raise ValueError(f"cannot read into {type(data).__name__}: it is read-only")
-        self._keeper = keeper_of(self._view)
+        self._keeper = keeper_of(self._view)  # keeps the memory in place for the device
         self._uses_staging = len(self._view) <= STAGING_LIMIT
         self._local: OwnMemory | None = None
 

@@ -633,18 +633,24 @@ class Rails:
     def status(self) -> list[RailStatus]:
         """Return the status of all rails. Thread-safe."""
         lead, lead_bytes = self.lead_rail, self._lead_bytes()
-        return [
-            RailStatus(
-                rail.device,
-                "lead" if rail is lead and rail.state is _S.UP else rail.state.public_state,
-                rail.state_since,
-                rail.error,
-                *(lead_bytes if rail is lead else (rail.bytes_sent, rail.total_bytes_received)),
-                rail.error_at,
+        statuses = []
+        for rail in list(self.rails):
+            sent, received = (
+                lead_bytes if rail is lead else (rail.bytes_sent, rail.total_bytes_received)
+            )
+            is_lead_up = rail is lead and rail.state is _S.UP
+            status = RailStatus(
+                device=rail.device,
+                state="lead" if is_lead_up else rail.state.public_state,
+                since=rail.state_since,
+                error=rail.error,
+                bytes_sent=sent,
+                bytes_received=received,
+                error_at=rail.error_at,
                 **rail.transfers._asdict(),
             )
-            for rail in list(self.rails)
-        ]
+            statuses.append(status)
+        return statuses
 
     def begin(self) -> None:
         """Do nothing. `OfferingRails` overrides this to offer rails once the connection is open."""

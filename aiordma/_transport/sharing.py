@@ -208,6 +208,7 @@ class Sharing(RailObserver):
         if self.ended:
             return lambda: None
         sent = self.send(message)
+        # Retrieve the error, so that asyncio does not log it.
         sent.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
         return partial(self._controls.withdraw, sent)
 

@@ -178,7 +178,7 @@ class PairFactory(ConnectionFactory):
                 # Break only side 0. If only the acceptor noticed a break, it would wait for the
                 # other side, which may have nothing to send.
                 for conn in (first, second):
-                    while not conn._messages.failover.can_fail_over(elsewhere=False):
+                    while not conn._messages.failover.can_fail_over(to_other_device=False):
                         await yield_loop(1)
                 breaks = [replace(each, side=0) for each in breaks]
             provider().breaks = breaks
