@@ -30,6 +30,7 @@ SPARE_BLOCKS = 2
 RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)
 
 
+# The cycle collector must not clear a message, because a finalizer may still cause it to be sent.
 @cython.no_gc_clear
 @cython.final
 cdef class QueuedControl:

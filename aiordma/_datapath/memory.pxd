@@ -61,10 +61,11 @@ cdef class Local:
 
 cdef class Remote:
     cdef public uint64_t address, length
-    cdef public uint32_t rkey, _allowed
+    cdef public uint32_t rkey, _allowed  # key for the lead rail; rights
     cdef public bint _usable
     cdef public Clock _clock           # of a whole region
     cdef public double _deadline       # end of the lease by `_clock`; infinite if none
+    # owner of the region's connection; None while the region has no key for the lead rail
     cdef public object _user
     # keys for rails other than the lead rail, by number; None if there will be none
     cdef public dict _keys  # type: dict[int, int] | None

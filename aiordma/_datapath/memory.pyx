@@ -134,6 +134,7 @@ cdef class BlockCache:
         self.free_blocks = [[] for _ in range(64)]
 
     cdef list free_list(self, uint64_t size):
+        """Return the free blocks for a size, which is rounded up to a power of two."""
         if size < self.smallest:
             size = self.smallest
         return <list> self.free_blocks[64 - clzll(size - 1) if size > 1 else 0]

@@ -17,7 +17,7 @@ cdef TransferFuture begin_transfer(SendQueue queue, uint32_t kind, Sender sender
 
 
 cdef class WRChain(WorkRequest):
-    cdef object user
+    cdef object user                   # owner of the connection, for `Remote._user`
     cdef TransferFuture waiter
     cdef SendQueue rail                # rail to which it was posted last
     cdef uint64_t backlog_position     # latest work in the backlog when it was queued

@@ -106,12 +106,14 @@ class Owner(Protocol):
         This may be called in the middle of a post, so the connection ends later: in the loop's next
         iteration, or before the next event of the connection.
         """
-    def early(self) -> object: ...
+    def early(self) -> object:
+        """Report that a frame has arrived before `start`."""
     def emptied(self) -> object:
         """Report that no work is in progress any more after `SendQueue.retire`."""
     def check(self) -> object:
         """Raise if the connection has ended or is being closed, or this is the wrong loop."""
-    def check_loop(self) -> object: ...
+    def check_loop(self) -> object:
+        """Raise if this is the wrong loop."""
 
 class Driver(Protocol):
     """The methods of an event loop's driver that a queue calls."""

@@ -222,18 +222,18 @@ cdef class SendQueue(WorkQueues):
         cdef bint before_last = wc.wr_id & BEFORE_LAST != 0
         cdef WorkRequest request = None if isinstance(work, PoolBlock) else <WorkRequest?> work
         self.qp.context._failures[wc.status] += 1
-        already_failed = self.failed  # all work in flight, including this, has got the error
-        if wc.status == FLUSHED and self.stopped and not already_failed:
-            already_failed = True  # flushed on purpose; other work is flushed in its turn
+        is_handled = self.failed  # all work in flight, including this, has got the error
+        if wc.status == FLUSHED and self.stopped and not is_handled:
+            is_handled = True  # flushed on purpose; other work is flushed in its turn
             if request is not None:
                 request.on_error(self.owner.error_for(self.error))
-        if wc.status == FLUSHED and not already_failed:
+        if wc.status == FLUSHED and not is_handled:
             self.driver.take_device_events()  # an event may explain the state of the queue pair
-            if self.leftovers is not None:
-                already_failed = True
-                if request is not None and not before_last:
+            if self.leftovers is not None:  # an event has suspended the rail
+                is_handled = True
+                if request is not None and not before_last:  # `suspend` has kept all later work
                     set_aside(self, request, WAS_POSTED, IS_FIRST)
-        if not already_failed:
+        if not is_handled:
             error = work_completion_error(
                 wc.status,
                 operation=OperationKind(kind).text,

@@ -39,7 +39,8 @@ cdef class Opening(WorkRequest):
 cdef class Offers(RailObserver):
     cdef FrameHandler session          # None once it is closed
     cdef dict messages                 # by request number
-    cdef dict ending                   # acknowledged, but open to other rails: (status, key)
+    # (status, invalidated key) of each acknowledged message that is still open to other rails
+    cdef dict ending
     cdef list unannounced              # Openings with keys that the peer has not been told
     cdef list to_reopen                # messages to open to the new lead rail, or None
     cdef Py_ssize_t max_messages       # maximum number of messages at a time

@@ -570,7 +570,7 @@ cdef class Session(FrameHandler):
         if outbox.credits.credit_frame_due() and outbox.lead_rail.free and not outbox.flags & ENDED:
             self.controls.send_frame(CREDIT, b"", None)
         if self.drain_waiters:
-            self.check_drained()
+            self.wake_if_drained()
         return 0
 
     cdef int send_keys(self) except -1:
@@ -812,10 +812,10 @@ cdef class Session(FrameHandler):
         """
         future = self.outbox.lead_rail.table.wakeups.loop.create_future()
         self.drain_waiters.append(future)
-        self.check_drained()
+        self.wake_if_drained()
         return future
 
-    cdef int check_drained(self) except -1:
+    cdef int wake_if_drained(self) except -1:
         """Wake the tasks that wait for `drained` if nothing remains to be sent or read."""
         cdef Lane lane
         if not self.outbox.flags & ENDED:
@@ -844,7 +844,7 @@ cdef class Session(FrameHandler):
         self.receives.end()
         self.controls.end(error)
         self.inbox.end(error)
-        self.check_drained()
+        self.wake_if_drained()
 
     def close(self):
         """Release the memory after the queue pairs have been destroyed."""

@@ -44,7 +44,10 @@ cdef class Striped:
         self.ranges = [(0, size)]
 
     cdef uint64_t movable_bytes(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
-        """Return the number of bytes from `start` on that the rail can move now, or 0."""
+        """Return the number of bytes from `start` on that the rail can move now, or 0.
+
+        If they can never be moved, this may also drop the operation or break the rail.
+        """
         return self._movable_bytes(lane, start)
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:

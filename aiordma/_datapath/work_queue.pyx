@@ -301,6 +301,7 @@ cdef class WorkQueues:
         return works
 
     cdef object take_first(self, SlotList *in_flight):
+        """Free the slot of the oldest work in a list, and return the work."""
         work = self.table.works[in_flight.first]
         self.table.free_slot(in_flight.first)
         return work

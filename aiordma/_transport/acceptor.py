@@ -219,7 +219,7 @@ class Acceptor:
         table = self._in_band if in_band else self._unknown_peers
         address = request.peer_address
         peer = host_port(address) if address else None
-        networks = networks_of(address[0]) if address else ("",)
+        networks = networks_of(address[0]) if address else ("",)  # one host for all unknown peers
         host = networks[-1]  # the smallest network, which is treated as one host
         began = time_share.now() if time_share is not None else 0.0
         try:

@@ -71,6 +71,10 @@ class Batch(BatchOfTransfers, AsyncContext):
     def _register_local(
         self, memory: LocalMemory | AnyMemory, remote: Remote, target: bool
     ) -> LocalMemory:
+        """Register the local memory of an operation, and check its remote memory.
+
+        `target` says whether the operation is a read, which fills the local memory.
+        """
         self._check_collecting()
         check_remote_memory(remote, RemoteMemory)
         if isinstance(memory, LocalMemory):

@@ -344,7 +344,7 @@ class CMRequest(Request):
         peer = handshake.peer
         events = EventDriver.for_library(id.channel.library)
         attempt.link = link = CMLink(events, id)
-        id.migrate(events.channel)
+        id.migrate(events.channel)  # the listener's channel can pause, when its time is used up
         check_device(id, self._listener.allowed_devices, self._listener.address)
         release_place = acceptor.reserve_place()
         attempt.take_over(

@@ -68,7 +68,8 @@ class Deadline:
         self._finished = threading.Lock()  # held until the action has run or been cancelled
         self._finished.acquire()
         self._fork_generation = fork.generation()
-        self._threads: list[_LeaseThread] = []  # threads that have this deadline
+        # The threads that have this deadline: two if the first one was about to end.
+        self._threads: list[_LeaseThread] = []
 
     @property
     def pending(self) -> bool:

@@ -119,7 +119,10 @@ class Memory(RailObserver):
     def block_source(
         self, on_memory: Callable[[], None], *, internal: bool, exempt: bool = False
     ) -> OrderedBlockSource:
-        """Create a source of pool blocks that serves sends, fetches or receives in order."""
+        """Create a source of pool blocks that serves sends, fetches or receives in order.
+
+        The arguments are those of `OrderedBlockSource`.
+        """
         source = OrderedBlockSource(self.pool, on_memory, internal=internal, exempt=exempt)
         self._sources.append(source)
         return source
@@ -156,6 +159,8 @@ class Memory(RailObserver):
 
 class UserMemory:
     """User memory that is registered, or copied through the pool, for one operation.
+
+    `target` says whether the operation writes to the memory, as a read of the peer's memory does.
 
     If the pool is exhausted, `async with` waits and `with` raises QuotaError.
     """

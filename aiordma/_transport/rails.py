@@ -467,7 +467,7 @@ class Rails:
         )
 
     def _connect_endpoint(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
-        # A peer that has proved a key may use any address.
+        # The peer was authenticated on the lead. If it has proved a key, it may use any address.
         has_key = self.security.auth is not None
         endpoint.connect(remote, None if has_key else self.peer, peer_authenticated=True)
 

@@ -430,7 +430,7 @@ class Sharing(RailObserver):
 
     def _deliver_loan(self, request: Request, request_id: int, region: RemoteRegion) -> None:
         self._finish_request(request_id)
-        if not settle(request.response, region):
+        if not settle(request.response, region):  # the request was cancelled
             region._drop()
 
     def _on_lease_renewed(self, lease: protocol.RegionLease) -> None:

@@ -159,7 +159,10 @@ class TCPLink(asyncio.Protocol):
         self._transport.write(data)
 
     async def read(self, size: int, magic: bytes) -> bytes:
-        """Read a message of `size` bytes. Raises immediately if it does not begin with `magic`."""
+        """Read a message of `size` bytes, and return it without `magic`, with which it begins.
+
+        If it begins differently, an error is raised immediately. If it is a refusal, it is raised.
+        """
         start = await self._read(len(magic))
         if start == magic:
             return await self._read(size - len(magic))
@@ -253,7 +256,7 @@ class TCPLink(asyncio.Protocol):
         if self._on_member_ended is not None and ENDED.startswith(bytes(self._received[:4])):
             if not self._is_lost:
                 return  # the rest has not arrived yet
-            self._received.clear()
+            self._received.clear()  # an incomplete report is not unexpected data
         self._end()
 
     def _end(self) -> None:
