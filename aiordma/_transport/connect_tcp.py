@@ -76,33 +76,33 @@ ACCEPT_PAUSE = 0.1
 ACCEPTS = 64
 
 
-def send(tcp: TCPLink, handshake: Handshake, what: Message) -> None:
+def send(tcp: TCPLink, handshake: Handshake, kind: Message) -> None:
     """Send the next message of the handshake."""
     message = handshake.send()
     if isinstance(message, bytes):
-        tcp.write(MAGICS[what] + message)
+        tcp.write(MAGICS[kind] + message)
     else:
         tcp.send_control(message)
 
 
-async def receive(tcp: TCPLink, handshake: Handshake, what: Message) -> None:
+async def receive(tcp: TCPLink, handshake: Handshake, kind: Message) -> None:
     """Receive the next message of the handshake. Raises the reason if the peer refuses."""
-    if what in PROOF:
+    if kind in PROOF:
         handshake.receive_control(await tcp.read_control())
     else:
-        magic = MAGICS[what]
-        handshake.receive(what, await tcp.read(SIZES[magic], magic))
+        magic = MAGICS[kind]
+        handshake.receive(kind, await tcp.read(SIZES[magic], magic))
 
 
 async def exchange_messages(tcp: TCPLink, handshake: Handshake, until: Action) -> None:
     """Exchange messages until `until` is the next step."""
     try:
-        while (step := handshake.next_step()).what is not until:
-            assert isinstance(step.what, Message)
+        while (step := handshake.next_step()).kind is not until:
+            assert isinstance(step.kind, Message)
             if step.direction is Direction.SEND:
-                send(tcp, handshake, step.what)
+                send(tcp, handshake, step.kind)
             else:
-                await receive(tcp, handshake, step.what)
+                await receive(tcp, handshake, step.kind)
     except AuthenticationError as error:
         if handshake.proves_key:
             code = protocol.GoodbyeCode.NOT_AUTHENTICATED

@@ -68,13 +68,13 @@ class Direction(Enum):
 
 
 class Step(NamedTuple):
-    """A step of one side. The direction is NONE for an action."""
+    """A step of one side: a message to send or receive, or an action, whose direction is NONE."""
 
     direction: Direction
-    what: Message | Action
+    kind: Message | Action
 
     def __str__(self) -> str:
-        return self.direction.value + self.what.name
+        return self.direction.value + self.kind.name
 
 
 def _parse(text: str) -> tuple[Step, ...]:
@@ -83,8 +83,8 @@ def _parse(text: str) -> tuple[Step, ...]:
     for word in text.split():
         name = word.lstrip("<>")
         direction = Direction(word.removesuffix(name))
-        kind = Action if direction is Direction.NONE else Message
-        steps.append(Step(direction, kind[name]))
+        names = Action if direction is Direction.NONE else Message
+        steps.append(Step(direction, names[name]))
     return tuple(steps)
 
 
@@ -248,7 +248,7 @@ class Handshake:
 
         If the hellos have to be compared first, it raises the same exceptions as `compare`.
         """
-        if self._current.what is Action.COMPARE:
+        if self._current.kind is Action.COMPARE:
             self.compare()
         return self._current
 
@@ -279,7 +279,7 @@ class Handshake:
     @property
     def proves_key(self) -> bool:
         """Whether the next step belongs to the proof of the key."""
-        return self._current.what in PROOF
+        return self._current.kind in PROOF
 
     @property
     def hello(self) -> Hello:
@@ -325,7 +325,7 @@ class Handshake:
 
     def done(self, action: Action) -> None:
         """Continue after an action. Raises InternalError if it was not the next step."""
-        if self._current.what is not action:
+        if self._current.kind is not action:
             raise InternalError(f"{action.name} is not the next step of a {self._method} handshake")
         self._position += 1
 
@@ -340,7 +340,7 @@ class Handshake:
         if step.direction is not Direction.SEND:
             raise InternalError(f"a {self._method} handshake has nothing to send")
         self._position += 1
-        return _SEND[step.what](self)
+        return _SEND[step.kind](self)
 
     def send_bytes(self) -> bytes:
         """Return the message to send now, which is not a control message."""
@@ -348,7 +348,7 @@ class Handshake:
         assert isinstance(message, bytes)
         return message
 
-    def receive(self, what: Message, message: bytes | protocol.Message) -> None:
+    def receive(self, kind: Message, message: bytes | protocol.Message) -> None:
         """Process a message from the peer.
 
         Raises:
@@ -357,23 +357,23 @@ class Handshake:
         """
         self.heard_from_peer = True
         direction, expected = self._current
-        if what is not expected or direction is not Direction.RECEIVE:
-            raise ProtocolError(f"the peer sent an unexpected {_name(what, message)}")
-        _RECEIVE[what](self, message)
+        if kind is not expected or direction is not Direction.RECEIVE:
+            raise ProtocolError(f"the peer sent an unexpected {_message_name(kind, message)}")
+        _RECEIVE[kind](self, message)
         self._position += 1
 
-    def receive_again(self, what: Message) -> None:
-        """Go back to the step that receives `what`, because its contents could not be used."""
-        self._position = self._steps.index(Step(Direction.RECEIVE, what))
+    def receive_again(self, kind: Message) -> None:
+        """Go back to the step that receives `kind`, because its contents could not be used."""
+        self._position = self._steps.index(Step(Direction.RECEIVE, kind))
 
     def receive_control(self, message: protocol.Message) -> None:
         """Process a control message from the peer. Raises the same exceptions as `receive`."""
         if isinstance(message, protocol.Goodbye):
             raise AuthenticationError(NOT_THE_SAME_KEY)
-        what = CONTROLS.get(type(message))
-        if what is None:
+        kind = CONTROLS.get(type(message))
+        if kind is None:
             raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")
-        self.receive(what, message)
+        self.receive(kind, message)
 
     # ---- endpoints and hellos --------------------------------------------------------------------
 
@@ -530,5 +530,5 @@ _RECEIVE: Mapping[Message, Callable[[Handshake, Any], None]] = MappingProxyType(
 """The method that processes each message from the peer."""
 
 
-def _name(what: Message, message: bytes | protocol.Message) -> str:
-    return what.name if isinstance(message, bytes) else type(message).__name__
+def _message_name(kind: Message, message: bytes | protocol.Message) -> str:
+    return kind.name if isinstance(message, bytes) else type(message).__name__

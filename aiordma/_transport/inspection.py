@@ -81,7 +81,7 @@ async def send_request_data(connection: Connection, data: bytes) -> Connection:
         handshake.request_data = data
         handshake.done(Action.INSPECT)
         connection._continue_handshake()
-        while handshake.next_step().what is not Action.END:
+        while handshake.next_step().kind is not Action.END:
             await connection._wait_for_handshake()
     except BaseException:
         connection.abort()
@@ -108,7 +108,7 @@ async def inspect_connection(
     handshake = connection._handshake
     try:
         async with asyncio.timeout_at(deadline) as timeout:
-            while handshake.next_step().what is not Action.INSPECT:
+            while handshake.next_step().kind is not Action.INSPECT:
                 await connection._wait_for_handshake()
             data = connection._request_data = handshake.request_data
             refusal = await _call_on_request(

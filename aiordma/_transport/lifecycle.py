@@ -308,7 +308,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 if not self._messages.ended:
                     self._messages.controls.send(message)
                 self._detect_failure()  # detect a failure before the key counts as proved
-            elif step.what is Action.GRANT and self._state is ConnectionState.AUTHENTICATING:
+            elif step.kind is Action.GRANT and self._state is ConnectionState.AUTHENTICATING:
                 handshake.done(Action.GRANT)
                 self._messages.awaiting_auth = False
                 self._endpoint.grant_rights()

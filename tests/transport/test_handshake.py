@@ -113,9 +113,9 @@ class Side:
             handshake.done(action)
         self.actions.append((action, self.handshake.peer_authenticated))
 
-    def receive(self, what: Message, payload: Payload) -> None:
+    def receive(self, kind: Message, payload: Payload) -> None:
         if isinstance(payload, bytes):
-            self.handshake.receive(what, payload)
+            self.handshake.receive(kind, payload)
         else:
             self.handshake.receive_control(payload)
 
@@ -125,26 +125,26 @@ class Side:
         A side cannot distinguish two messages that begin with the same magic, and takes each of
         them for the one that it expects.
         """
-        _, what, payload = self.arrived.popleft()
+        _, kind, payload = self.arrived.popleft()
         step = self.handshake.next_step()
-        if isinstance(step.what, Message) and what in MAGICS:
-            what = step.what if MAGICS.get(step.what) == MAGICS[what] else what
-        self.receive(what, payload)
+        if isinstance(step.kind, Message) and kind in MAGICS:
+            kind = step.kind if MAGICS.get(step.kind) == MAGICS[kind] else kind
+        self.receive(kind, payload)
 
     def continue_until_receive(self) -> Iterator[Sent]:
         """Perform the steps until the next one is a message to receive. Yield the messages."""
         while not self.finished:
             step = self.handshake.next_step()
-            if isinstance(step.what, Action):
-                self.perform(step.what)
+            if isinstance(step.kind, Action):
+                self.perform(step.kind)
             elif step.direction is Direction.SEND:
-                yield self.handshake.client, step.what, self.handshake.send()
+                yield self.handshake.client, step.kind, self.handshake.send()
             else:
                 return
 
     @property
     def finished(self) -> bool:
-        return self.handshake.next_step().what is Action.END
+        return self.handshake.next_step().kind is Action.END
 
 
 class Pair:
@@ -224,9 +224,9 @@ def test_each_side_compares_hellos_once_the_peer_has_its_own(method: Method, key
     hellos = {Message.OFFER, Message.CHALLENGE, Message.REPLY}
     for side in STEPS[method, key]:
         compared = side.index(Step(Direction.NONE, Action.COMPARE))
-        exchanged = {s.direction for s in side[:compared] if s.what in hellos}
+        exchanged = {s.direction for s in side[:compared] if s.kind in hellos}
         assert exchanged == {Direction.SEND, Direction.RECEIVE}
-        assert [s.what for s in side].count(Action.COMPARE) == 1
+        assert [s.kind for s in side].count(Action.COMPARE) == 1
 
 
 @pytest.mark.parametrize("key", [False, True])
@@ -243,7 +243,7 @@ def test_peer_has_no_access_to_memory_before_its_proof(method: Method, key: bool
         actions = dict(side.actions)
         assert actions[Action.CREATE] != key
         assert actions[Action.CONNECT] or (key and method != "tcp")
-        assert any(step.what in PROOF for step in steps) == key
+        assert any(step.kind in PROOF for step in steps) == key
         assert actions.get(Action.GRANT) == (True if key and method != "tcp" else None)
 
 
@@ -281,8 +281,8 @@ RECORDED = {
 def test_messages_over_tcp_are_those_of_earlier_releases(key: bool) -> None:
     pair = Pair("tcp", security_of(key)).run()
     packed = [
-        MAGICS[what] + payload if isinstance(payload, bytes) else packed_control(payload)
-        for _, what, payload in pair.sent
+        MAGICS[kind] + payload if isinstance(payload, bytes) else packed_control(payload)
+        for _, kind, payload in pair.sent
     ]
     assert [data.hex() for data in packed] == RECORDED[key]
 
@@ -392,11 +392,11 @@ def test_any_change_to_an_authenticated_field_ends_the_handshake(
     method: Method, key: bool, number: int
 ) -> None:
     """A ticket covers the whole offer. The proofs cover the hellos and queue pair numbers."""
-    _, what, payload = Pair(method, security_of(key)).run().sent[number]
+    _, kind, payload = Pair(method, security_of(key)).run().sent[number]
     covered = [*range(size_of(payload))]
-    if what is Message.CHALLENGE:
+    if kind is Message.CHALLENGE:
         covered = covered[:CHALLENGE_SIZE]
-    elif what is Message.REPLY or (what is Message.OFFER and method != "tcp"):
+    elif kind is Message.REPLY or (kind is Message.OFFER and method != "tcp"):
         hello = covered[-HELLO_SIZE:]
         covered = hello if method == "cm" else covered[QP_NUM] + hello
     for at in covered:
@@ -489,7 +489,7 @@ def test_inspection_is_the_last_step(method: Method, key: bool) -> None:
     for side in (pair.client, pair.server):
         assert side.actions[-1] == (Action.INSPECT, True)
         assert side.handshake.request_data == b"data"
-    assert [what for _, what, _ in pair.sent[-2:]] == [
+    assert [kind for _, kind, _ in pair.sent[-2:]] == [
         Message.CONNECT_DATA,
         Message.CONNECT_ACCEPTED,
     ]
