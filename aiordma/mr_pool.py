@@ -85,7 +85,7 @@ class Block(PoolBlock, Mapped):
         self.view: memoryview[int] = memory[offset : offset + size]
         """The memory, for short accesses by the library. It is never returned to a user."""
 
-    def retire(self) -> None:
+    def drop_memory(self) -> None:
         """Drop the block's reference to its memory.
 
         A released Buffer still refers to its block. Without this call, the Buffer would keep the
@@ -184,7 +184,7 @@ class LargeBlocks:
 
     def _close(self, block: Block) -> None:
         self._registered.deregister(block.region)
-        block.retire()
+        block.drop_memory()
 
 
 class MemoryPool(BlockCache):
@@ -382,7 +382,7 @@ class MemoryPool(BlockCache):
             self._free(block)
 
     def _free(self, block: Block) -> None:
-        block.retire()
+        block.drop_memory()
         self._slabs.free(block.slab, block.offset)
 
     def _trim(self) -> None:
@@ -408,7 +408,7 @@ class MemoryPool(BlockCache):
     def _recycle(self, block: Block) -> None:
         """Cache or free a released block, and serve the waiting tasks."""
         if self.closed:
-            block.retire()  # the region is closed with the protection domain
+            block.drop_memory()  # the region is closed with the protection domain
             return
         if block.size <= SLAB_SIZE:
             if not self.keep(block):
@@ -431,7 +431,7 @@ class MemoryPool(BlockCache):
         self._large.deregister_all()
         # Released buffers still refer to their blocks.
         for block in self.take_cached_blocks():
-            block.retire()
+            block.drop_memory()
         # The pool must not keep the memory alive. Only the regions and the users' views may.
         for slab, (region, _) in self._slab_regions.items():
             self._slab_regions[slab] = region, EMPTY_VIEW

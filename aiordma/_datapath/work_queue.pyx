@@ -487,7 +487,8 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
             elif wc.wc_flags & IBV_WC_WITH_IMM:
                 queue.frame_handler.received_write(<PoolBlock> work, wc.byte_len, wc.imm_data)
             else:
-                queue.frame_handler.invalidated_key = htonl(wc.imm_data)  # undoes a byte swap
+                # A key is in host byte order, but `imm_data` was converted like immediate data.
+                queue.frame_handler.invalidated_key = htonl(wc.imm_data)
                 queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
                 queue.frame_handler.invalidated_key = 0
     except BaseException as error:

@@ -119,7 +119,9 @@ class WindowKey(ShareKey):
         self._memory = memory
         self._rights = rights
         self._in_flight: set[WorkRequest] = set()
-        self._closing = self._expired = self._freed = False
+        self._closing = False  # whether `close` was called
+        self._expired = False  # whether `force_end` was called
+        self._freed = False  # whether the window was freed
         self._pins_memory = False  # only between `close` and `_free`
         self._bind: Bind | None = None  # None once the device has finished the bind
         super().__init__(mr)
