@@ -33,7 +33,7 @@ from ._memory.pool_waiters import PoolWaiters
 from ._memory.stalled_reads import StalledReads
 from .errors import BufferStateError, LocalRangeError, QuotaError
 from .verbs._memory.memory_region import address_of_mr, reg_local_dma
-from .verbs._memory.memory_window import offers_windows
+from .verbs._memory.memory_window import enforces_window_bounds, offers_windows
 from .verbs._memory.pages import Mapped
 
 SLAB_SIZE = 4 << 20
@@ -212,6 +212,7 @@ class MemoryPool(BlockCache):
         self.slab_size = SLAB_SIZE
         self.smallest = MIN_BLOCK_SIZE
         self.has_windows: bool = offers_windows(pd.context, verbs.MWType.TYPE_2)
+        self.enforces_window_bounds: bool = enforces_window_bounds(pd.context)
         access = verbs.AccessFlags.LOCAL_WRITE
         if self.has_windows:
             access |= verbs.AccessFlags.MW_BIND

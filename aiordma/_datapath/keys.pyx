@@ -85,7 +85,8 @@ cdef class ReadKeys:
             # the bounds of this region, so use it only for memory that is certainly mapped.
             if self.pool.local_dma_mr and has_no_holes(owner):
                 key.region = self.pool.local_dma_mr
-            elif isinstance(owner, PoolBlock):
+            # Without bounds, a window on the block's region would show the peer the other blocks.
+            elif isinstance(owner, PoolBlock) and self.pool.enforces_window_bounds:
                 block = <PoolBlock> owner
                 key.region = (
                     block.mr

@@ -41,6 +41,7 @@ cdef class BlockCache:
     cdef public uint64_t local_dma_mr  # struct ibv_mr *
     cdef public bint closed
     cdef public bint has_windows       # the device has memory windows of type 2
+    cdef public bint enforces_window_bounds
     cdef list free_list(self, uint64_t size)
     cdef PoolBlock pop_free(self, uint64_t size)
     cdef PoolBlock take_fast(self, uint64_t size)

@@ -2,6 +2,7 @@
 
 It is the key of a type 2 memory window that is bound on the connection's send queue. The window is
 bound to the registration that the memory already has, so that sharing does not register it again.
+If the device does not enforce a window's bounds, a part of registered memory is registered again.
 If the device or the registration does not support windows, the key is that of a separate memory
 region. That key is valid on every queue pair of the protection domain, so any connection of the
 loop whose peer knows it can use it.
@@ -112,8 +113,15 @@ class WindowKey(ShareKey):
     """A share key that uses a type 2 memory window."""
 
     def __init__(
-        self, queue: SendQueue, mr: verbs.MemoryRegion, memory: LocalMemory, rights: Rights
+        self,
+        queue: SendQueue,
+        mr: verbs.MemoryRegion,
+        memory: LocalMemory,
+        rights: Rights,
+        *,
+        owns_region: bool = False,
     ) -> None:
+        self._owns_region = owns_region
         self._queue = queue
         self._window = Window(mr.pd.alloc_mw(verbs.MWType.TYPE_2))
         self._memory = memory
@@ -192,6 +200,8 @@ class WindowKey(ShareKey):
 
     def _free(self) -> None:
         self._window.close()
+        if self._owns_region:
+            self._mr.close()
         self._freed = True
 
     def _free_and_unpin(self) -> None:
@@ -253,5 +263,12 @@ def make_key(queue: SendQueue, memory: LocalMemory, rights: Rights) -> ShareKey:
     if pool.has_windows and mr is not None and len(memory):
         needed = (flags & verbs.AccessFlags.LOCAL_WRITE) | verbs.AccessFlags.MW_BIND
         if mr.access & needed == needed:
-            return WindowKey(queue, in_domain(mr, pool.pd), memory, rights)
+            if pool.enforces_window_bounds or len(memory) == mr.length:
+                return WindowKey(queue, in_domain(mr, pool.pd), memory, rights)
+            own = memory._expose(pool.pd, needed, 0, len(memory))
+            try:
+                return WindowKey(queue, own, memory, rights, owns_region=True)
+            except BaseException:
+                own.close()
+                raise
     return ShareKey(memory._expose(pool.pd, flags, 0, len(memory)))

@@ -119,7 +119,7 @@ async def test_registered_regions_are_not_registered_again(
 
 
 async def test_sharing_does_not_register_registered_memory_again(
-    factory: ConnectionFactory, registrations: list[Registered]
+    factory: ConnectionFactory, registrations: list[Registered], deviations: frozenset[str]
 ) -> None:
     async with factory.pair(CONFIG) as (client, server):
         with server.register(bytearray(pattern(LONG))) as region, server.alloc(LONG) as buffer:
@@ -131,7 +131,9 @@ async def test_sharing_does_not_register_registered_memory_again(
                     await client.read(remote[:], got)
                     assert got.view == memory.view
                 share.revoke()
-            assert not registrations
+            # A buffer is a part of the pool's region.
+            parts = 3 if "a window reaches as far as its region" in deviations else 0
+            assert len(registrations) == parts
 
 
 @one_loop

@@ -8,15 +8,12 @@ from aiordma._native import ffi, lib
 from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError
 
+from .._device.attributes import is_rxe
 from .._device.enums import CQFlags, WCFields
 from .completion import CompletionChannel, CompletionQueue
 
 # The fields that both classic and extended queues report.
 STANDARD = WCFields(lib.IBV_WC_STANDARD_FLAGS)
-
-# rdma_rxe supports extended queues, but with rdma-core 44 its iterator loses its position at the
-# end of a queue. The next poll then returns completions that never existed (seen on Linux 6.1).
-_BROKEN_EXTENDED_QUEUES = frozenset({(0xFFFFFF, 0)})  # vendor_id, vendor_part_id
 
 _TIMESTAMPS = (WCFields.WITH_COMPLETION_TIMESTAMP, WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
 _ALL_TIMESTAMPS = _TIMESTAMPS[0] | _TIMESTAMPS[1]
@@ -107,8 +104,10 @@ def _create_extended(
     extras = f" with {fields!r}" if fields & ~STANDARD else ""
     extras += f" and {flags!r}" if flags else ""
     with context._requires_capability(f"extended completion queues{extras}"):
-        device = context.query_device()
-        if (device.vendor_id, device.vendor_part_id) in _BROKEN_EXTENDED_QUEUES:
+        # rdma_rxe supports extended queues, but with rdma-core 44 its iterator loses its position
+        # at the end of a queue. The next poll then returns completions that never existed (seen on
+        # Linux 6.1).
+        if is_rxe(context.query_device()):
             raise UnsupportedError("extended completion queues", verb="ibv_create_cq_ex")
         return ffi.cast(
             "struct ibv_cq *", context.library.calls.ibv_create_cq_ex(context.pointer, attr)

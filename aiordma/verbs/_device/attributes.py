@@ -64,6 +64,14 @@ class DeviceAttributes(NamedTuple):
         )
 
 
+def is_rxe(device: DeviceAttributes) -> bool:
+    """Return whether a device belongs to rdma_rxe.
+
+    The embedded device has the same ``vendor_id``, but another ``vendor_part_id``.
+    """
+    return (device.vendor_id, device.vendor_part_id) == (0xFFFFFF, 0)
+
+
 # _WIDTHS maps active_width to the number of lanes. _SPEEDS maps active_speed to a lane's nominal
 # speed in Gbit/s. The speeds are SDR, DDR, QDR, FDR10, FDR, EDR, HDR and NDR (ibv_query_port(3)).
 _WIDTHS = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}

@@ -11,6 +11,7 @@ from aiordma._native import ffi
 from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError, VerbsError
 
+from .._device.attributes import is_rxe
 from .._device.enums import AccessFlags, DeviceCapability, MWType, SendFlags, WROpcode
 from .._device.resource import Node, Resource
 from .._qp.queue_pair import QueuePair
@@ -221,3 +222,12 @@ _REQUIRED_CAPABILITY = {
 
 def offers_windows(context: verbs.Context, mw_type: MWType) -> bool:
     return bool(context.query_device().device_cap_flags & _REQUIRED_CAPABILITY[mw_type])
+
+
+def enforces_window_bounds(context: verbs.Context) -> bool:
+    """Return whether a window gives access to nothing beside its memory.
+
+    rdma_rxe compares an access with the bounds of the window's region instead. See check_rkey() in
+    Linux.
+    """
+    return not is_rxe(context.query_device())
