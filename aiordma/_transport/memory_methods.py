@@ -141,7 +141,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         """
         self._check()
         rights = choice("access", access, Rights)
-        return await self._sharing.share(region, rights, self._lease(lease))
+        return await self._sharing.send_region(region, rights, self._lease(lease))
 
     def share(
         self, region: LocalMemory, *, access: Rights = Rights.READ, lease: Lease = "default"
@@ -186,7 +186,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         """
         self._check()
         known = token if isinstance(token, RegionToken) else RegionToken.unpack(bytes_of(token))
-        return self._sharing.from_token(known)
+        return self._sharing.open_region(known)
 
     async def recv_region(self) -> RemoteRegion:
         """Wait for the next region that the peer shares with `send_region`.

@@ -20,8 +20,8 @@ The design follows from these facts:
 
 `send_region` takes these steps:
 
-1. `Sharing.share` creates a `Share` (shares.py), which creates a key for each rail (share_keys.py),
-   waits until the keys work, and sends a RegionGrant with the token.
+1. `Sharing.send_region` creates a `Share` (shares.py), which creates a key for each rail
+   (share_keys.py), waits until the keys work, and sends a RegionGrant with the token.
 2. At the peer, `ConnectionLifecycle._process_control` (lifecycle.py) passes the RegionGrant to
    `Sharing.handle_control`. `Regions.track_granted` (regions.py) delivers the `RemoteRegion`
    (remote_memory.py) as soon as its key for the lead is known.
@@ -154,7 +154,7 @@ class Sharing(RailObserver):
         self.regions.add(share)
         return share
 
-    def from_token(self, token: RegionToken) -> RemoteRegion:
+    def open_region(self, token: RegionToken) -> RemoteRegion:
         """Return the region for a token passed in by the program."""
         self.check_allowed()
         self.regions.check(token)
@@ -164,7 +164,7 @@ class Sharing(RailObserver):
             return known
         return self.regions.track(RemoteRegion(self, token, lent=False), granted=False)
 
-    async def share(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
+    async def send_region(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
         """Share memory, and wait until the peer's device has received the token."""
         share = self.create_share(memory, rights, lease, start_lease=False)
         sent: asyncio.Future[None] | None = None
