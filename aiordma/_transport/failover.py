@@ -80,7 +80,7 @@ def rail_observers(messages: Session, memory: Memory, sharing: Sharing) -> tuple
     """Return the parts of a connection that follow its rails, in the order of their calls."""
     return (
         # First, because the work that moves must be posted before the work of the other parts. It
-        # also refers to regions by their keys for the old lead, which `Regions` replaces.
+        # also refers to regions by their keys for the old lead, which `RemoteRegions` replaces.
         messages.outbox,
         messages.outbox.stripes,  # before the parts that use `Session.rails_up`
         messages.outbox.offers,
@@ -88,7 +88,8 @@ def rail_observers(messages: Session, memory: Memory, sharing: Sharing) -> tuple
         memory,
         messages.inbox.fetcher,
         messages.receives,
-        sharing.regions,
+        sharing.shares,
+        sharing.remote_regions,
         sharing,
     )
 

@@ -278,7 +278,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         peer_granter = granter(peer_qp_num, qp_num, client=not client)
         if not peer_qp_num:  # iWARP has no QP numbers
             own_granter = peer_granter = 0
-        self._sharing.regions.begin(own_granter, peer_granter)
+        self._sharing.begin(own_granter, peer_granter)
         self._keep_alive = start_keep_alive(self._queue, self._endpoint.driver.timers, config)
         if self._rails is not None:
             self._rails.lead_rail.keep_alive = self._keep_alive

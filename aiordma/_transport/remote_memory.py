@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Self, cast
+from functools import partial
+from typing import TYPE_CHECKING, Self, cast
+from weakref import WeakValueDictionary
 
 from .. import _transport
 from .._core import protocol
 from .._core.async_only import AsyncContext
+from .._core.fields import Keys
 from .._core.finalizers import finalizer
-from .._core.region import RegionToken, RemoteRange, Rights
+from .._core.region import NUMBER_BITS, RegionToken, RemoteRange, Rights
 from .._datapath.memory import Local
 from .._datapath.memory import Remote as RemoteBase
+from .._datapath.work_queue import RailObserver
 from .._event_loop.wait_queue import WaitQueue
 from ..errors import BufferStateError, LeaseEndedError
 from .lease_thread import lease_seconds, milliseconds
+
+if TYPE_CHECKING:
+    from .._datapath.rail import SendQueue
+    from .._datapath.session import Session
+
+MAX_ENDED = 4096
+"""The maximum length of `_ended_runs`, which has two entries per run of consecutive ids.
+
+A peer that follows the protocol never causes more runs than it has active regions.
+"""
 
 
 class RemoteMemory(RemoteBase):
@@ -229,7 +245,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
     def _mark_unusable(self) -> None:
         """Mark the region as unusable after the owner has revoked it or this side returns it."""
         self._usable: bool = False
-        self._sharing.regions.end(self.token.region_id)
+        self._sharing.remote_regions.end(self.token.region_id)
         self._wake()
 
     def _drop(self) -> None:
@@ -290,3 +306,127 @@ class RemoteSlice(RemoteMemory):
 
 
 Remote = RemoteRegion | RemoteSlice
+
+
+class RemoteRegions(RailObserver):
+    """The peer's memory that this side may use, and its keys for each rail.
+
+    Nothing here sends or awaits.
+    """
+
+    def __init__(self, messages: Session) -> None:
+        self.lead_queue: SendQueue = messages.lead
+        """The lead whose keys the regions use."""
+        self._messages = messages
+        self._own_granter = self._peer_granter = 0
+        self._ended_runs: list[int] = []
+        """The ids of ended regions, as a flat list of the start and stop of each run."""
+        self.by_id: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
+        self.pending_delivery: dict[int, Callable[[], object]] = {}
+        """Functions that deliver the regions waiting for a key for the lead, by region id."""
+
+    def begin(self, own_granter: int, peer_granter: int) -> None:
+        """Set the upper bits of the region ids that this side and the peer assign."""
+        self._own_granter, self._peer_granter = own_granter, peer_granter
+
+    def check(self, token: RegionToken) -> None:
+        """Raise ValueError or LeaseEndedError if this side can tell that the token is invalid."""
+        region, granter = f"region {token.region_id:#x}", token.region_id >> NUMBER_BITS
+        # On iWARP, both sides have the same granter number, so the token could be from either side.
+        if granter == self._own_granter != self._peer_granter:
+            raise ValueError(f"{region} belongs to this side: only the peer can open its token")
+        if granter != self._peer_granter:
+            raise ValueError(
+                f"{region} belongs to another connection: a token can be opened only on the "
+                "connection that shared the memory"
+            )
+        if self._has_ended(token.region_id):
+            raise LeaseEndedError(
+                f"the lease on {region} has ended: the owner must share the memory again",
+                token.region_id,
+            )
+
+    def _has_ended(self, region_id: int) -> bool:
+        return bisect_right(self._ended_runs, region_id) % 2 == 1  # inside a run
+
+    def end(self, region_id: int) -> None:
+        """Record that one of the peer's regions has ended, so that `check` rejects its token."""
+        if region_id >> NUMBER_BITS != self._peer_granter or self._has_ended(region_id):
+            return
+        bounds = self._ended_runs
+        for bound in (region_id, region_id + 1):
+            index = bisect_left(bounds, bound)
+            if bounds[index : index + 1] == [bound]:
+                del bounds[index]  # merge with an adjacent run
+            else:
+                bounds.insert(index, bound)
+        if len(bounds) > MAX_ENDED:
+            del bounds[:2]  # forget the oldest run
+
+    def track(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
+        """Track a region, so that its owner can end it and change its lease.
+
+        `granted` is True if the owner sent the region in a RegionGrant. Only in this case does the
+        owner also send keys for other rails.
+        """
+        if granted:
+            region._keys = {}
+        self.by_id[region.token.region_id] = region
+        return region
+
+    def track_granted(
+        self, region: RemoteRegion, keys: Keys, deliver: Callable[[RemoteRegion], object]
+    ) -> None:
+        """Pass the region to `deliver` as soon as its key for the lead is known.
+
+        The key is in the token or in `keys`, or arrives later in a RegionKey message.
+        """
+        region_id = region.token.region_id
+        self.track(region)
+        self.pending_delivery[region_id] = partial(deliver, region)
+        if not self.lead_queue.number:  # the token has the key for rail 0
+            self._deliver(region_id)
+        else:
+            region._user = None  # unusable until `add_key` gets the key for the lead rail
+        for rail, rkey in keys:
+            self.add_key(region_id, rail, rkey)
+
+    def _deliver(self, region_id: int) -> None:
+        if (deliver := self.pending_delivery.pop(region_id, None)) is not None:
+            deliver()
+
+    def add_key(self, region_id: int, rail: int, rkey: int) -> None:
+        """Record the key of the peer's region for a rail. Ignore keys of unknown regions or rails.
+
+        A key for the lead rail makes the region usable.
+        """
+        region = self.by_id.get(region_id)
+        is_up = any(rail == queue.number for queue in self._messages.rails_up)
+        # `_keys` is None if the program opened the region from a token (`track`).
+        if not is_up or region is None or region._keys is None:
+            return
+        region._keys[rail] = rkey
+        if rail == self.lead_queue.number:
+            region._switch_lead(rail)
+            self._deliver(region_id)
+
+    def on_region_end(self, region_id: int) -> None:
+        """Handle the peer's message that one of its regions has ended."""
+        self.end(region_id)
+        region = self.by_id.pop(region_id, None)
+        if region is not None:
+            region._on_revoked()
+        self._deliver(region_id)  # its receiver gets LeaseEndedError on use
+
+    def rail_removed(self, rail: SendQueue) -> None:
+        """Drop the rail's keys for all regions."""
+        for region in list(self.by_id.values()):
+            if region._keys is not None:
+                region._keys.pop(rail.number, None)
+
+    def lead_changed(self, lead: SendQueue) -> None:
+        """Switch all regions to their keys for the new lead."""
+        self.lead_queue = lead
+        for region_id, region in list(self.by_id.items()):
+            if region._switch_lead(lead.number):
+                self._deliver(region_id)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from .. import _transport
 from .._core import protocol
 from .._core.fields import Keys
 from .._core.finalizers import finalizer
-from .._core.region import RegionToken, Rights
+from .._core.region import NUMBER_BITS, RegionToken, Rights
 from .._datapath.rail import SendQueue
-from ..errors import BufferStateError, OutcomeUnknownError, RDMAError
-from ..mr_pool import Block, Buffer, LocalMemory
+from .._datapath.work_queue import RailObserver
+from ..config import Config
+from ..errors import BufferStateError, OutcomeUnknownError, QuotaError, RDMAError, cause_text
+from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
 from . import lease_thread, share_keys
 from .lease_thread import Deadline, lease_seconds, milliseconds
+
+if TYPE_CHECKING:
+    from .._datapath.session import Session
 
 
 class Share:
@@ -40,9 +46,9 @@ class Share:
     ) -> None:
         self._sharing, self._clock = sharing, sharing.clock
         self._memory = memory
-        regions = sharing.regions
-        key = share_keys.make_key(regions.lead_queue, memory, rights)
-        self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead_queue: key}
+        lead_queue = sharing.shares.lead_queue
+        key = share_keys.make_key(lead_queue, memory, rights)
+        self._keys: dict[SendQueue, share_keys.ShareKey] = {lead_queue: key}
         self._lost_key: share_keys.ShareKey | None = None
         """The last key, closed with its rail. None while any rail has a key."""
         self.peer_knows_region = False
@@ -124,7 +130,7 @@ class Share:
 
     def _create_rail_keys(self) -> None:
         """Create the missing keys for all rails. If this fails, `_switch_lead` tries again."""
-        for rail in self._sharing.regions.rails:
+        for rail in self._sharing.shares.rails:
             with suppress(RDMAError, OSError, MemoryError):
                 self._add_rail(rail)
 
@@ -143,7 +149,7 @@ class Share:
         # The program may have passed on the token, whose key no longer exists. Replace the token,
         # because the peer ignores new keys for a region without a RegionGrant.
         self._sharing.notify(protocol.RegionEnd(0, self.region_id))  # ends the previous token
-        self._sharing.regions.renumber(self)
+        self._sharing.shares.renumber(self)
         self.token = replace(self.token, region_id=self.region_id, rkey=key.rkey)
         lost_key.transfer_callback(key)
 
@@ -267,7 +273,7 @@ class Share:
             for key in self._keys.values():
                 closing.callback(key.close)
         self._memory._unpin()
-        self._sharing.regions.forget(self)
+        self._sharing.shares.forget(self)
         if notify:
             self._sharing.notify(protocol.RegionEnd(0, self.region_id))
 
@@ -338,3 +344,109 @@ class HandedOver:
     def __del__(self) -> None:
         if self._block is not None:
             self._block.release()
+
+
+class Shares(RailObserver):
+    """The memory of this side that the peer may use, and its keys for each rail.
+
+    Nothing here sends or awaits.
+    """
+
+    def __init__(self, config: Config, messages: Session) -> None:
+        self.lead_queue: SendQueue = messages.lead
+        """The lead whose keys the shares use."""
+        self._messages = messages
+        self._config = config
+        self.by_id: dict[int, Share] = {}
+        self.lent_bytes: int = 0  # includes memory that was handed over but not yet received
+
+    def begin(self, granter: int) -> None:
+        """Set the upper bits of the region ids that this side assigns."""
+        self._ids = itertools.count(granter << NUMBER_BITS)
+
+    @property
+    def rails(self) -> list[SendQueue]:
+        """The rails that are up, including the lead."""
+        return self._messages.rails_up
+
+    @property
+    def pool(self) -> MemoryPool:
+        """The memory pool of the lead's device."""
+        return share_keys.pool_of(self.lead_queue)
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def add(self, share: Share) -> None:
+        self.by_id[share.region_id] = share
+        if isinstance(share, Loan):
+            self.lent_bytes += len(share.buffer)
+
+    def on_grant_sent(self, share: Share) -> None:
+        """Record that the token has been queued, so that later messages may refer to the region."""
+        share.peer_knows_region = True
+        share._create_rail_keys()  # for rails that came up in the meantime
+
+    def renumber(self, share: Share) -> None:
+        """Give the share a new id for a new token. The key in the old token no longer exists."""
+        self.forget(share)
+        share.region_id = self.next_id()
+        self.add(share)
+
+    def forget(self, share: Share) -> None:
+        known = self.by_id.pop(share.region_id, None)
+        if known is not None and isinstance(share, Loan):
+            self.lent_bytes -= len(share.buffer)
+
+    def lease_for(self, lease_ms: int) -> float | None:
+        """Convert a requested lease to seconds, limited by `Config.max_lease`. 0 means no limit."""
+        requested = lease_ms / 1000 if lease_ms else None
+        most = lease_seconds(self._config.max_lease)
+        return most if requested is None or (most is not None and requested > most) else requested
+
+    def check_quota(self, length: int, handed_over: int) -> None:
+        """Raise QuotaError if the peer may not borrow `length` more bytes.
+
+        `handed_over` is the number of regions that were handed over but not yet received.
+        """
+        lent = self.lent_bytes
+        quota = self._config.lend_quota
+        if lent + length > quota:
+            raise QuotaError(
+                f"cannot lend {length} bytes: {lent} of {quota} bytes are already lent "
+                f"(limited by the owner's Config.lend_quota)",
+                amount=lent + length,
+                limit=quota,
+            )
+        regions = len(self.by_id) + handed_over
+        if regions >= self._config.max_regions:
+            raise QuotaError(
+                f"too many regions: {regions} are already shared or waiting to be received "
+                f"(limited by the owner's Config.max_regions)",
+                amount=regions + 1,
+                limit=self._config.max_regions,
+            )
+
+    def rail_up(self, rail: SendQueue) -> None:
+        """Create the rail's keys for all shares that have been announced to the peer."""
+        for share in list(self.by_id.values()):
+            if share.peer_knows_region:
+                share._create_rail_keys()
+
+    def rail_removed(self, rail: SendQueue) -> None:
+        """End the rail's keys for all shares."""
+        for share in list(self.by_id.values()):
+            share._remove_rail(rail)
+
+    def lead_changed(self, lead: SendQueue) -> None:
+        """Switch all shares to their keys for the new lead."""
+        old_lead, self.lead_queue = self.lead_queue, lead
+        for share in list(self.by_id.values()):
+            share._remove_rail(old_lead)  # needed if the share was created after the rail broke
+            try:
+                share._switch_lead(lead)
+            except (RDMAError, OSError, MemoryError) as error:
+                device, why = lead.qp.context.name, cause_text(error)
+                # The failover to the next lead rail switches the remaining shares.
+                lead.rail_broke(RDMAError(f"{share!r} cannot be opened by {device}: {why}"))
+                break

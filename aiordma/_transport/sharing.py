@@ -23,11 +23,11 @@ The design follows from these facts:
 1. `Sharing.send_region` creates a `Share` (shares.py), which creates a key for each rail
    (share_keys.py), waits until the keys work, and sends a RegionGrant with the token.
 2. At the peer, `ConnectionLifecycle._process_control` (lifecycle.py) passes the RegionGrant to
-   `Sharing.handle_control`. `Regions.track_granted` (regions.py) delivers the `RemoteRegion`
-   (remote_memory.py) as soon as its key for the lead is known.
+   `Sharing.handle_control`. `RemoteRegions.track_granted` (remote_memory.py) delivers the
+   `RemoteRegion` as soon as its key for the lead is known.
 3. `Connection.read` and `write` (session.pyx, one_sided.pyx) use the region's keys.
-4. `Share.revoke` ends the keys, and sends a RegionEnd. At the peer, `Regions.on_region_end` makes
-   the `RemoteRegion` unusable.
+4. `Share.revoke` ends the keys, and sends a RegionEnd. At the peer, `RemoteRegions.on_region_end`
+   makes the `RemoteRegion` unusable.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ from ..errors import (
 )
 from ..mr_pool import Buffer, LocalMemory
 from .lease_thread import milliseconds
-from .regions import Regions
-from .remote_memory import RemoteRegion
-from .shares import HandedOver, Loan, Share
+from .remote_memory import RemoteRegion, RemoteRegions
+from .shares import HandedOver, Loan, Share, Shares
 
 if TYPE_CHECKING:
     from .._datapath.memory import Clock
@@ -112,7 +111,8 @@ class Sharing(RailObserver):
         self.owner = owner
         """The connection object, which also owns the regions that the peer shares."""
         self.clock: Clock = driver.clock
-        self.regions: Regions = Regions(config, messages)
+        self.shares: Shares = Shares(config, messages)
+        self.remote_regions: RemoteRegions = RemoteRegions(messages)
         self._config = config
         self._controls = messages.controls
         self._waiter_error = owner.error_for
@@ -126,6 +126,11 @@ class Sharing(RailObserver):
         self._request_waiters = WaitQueue()
         self._lead_change_waiters = WaitQueue()
         self._end_error: BaseException | None = None
+
+    def begin(self, own_granter: int, peer_granter: int) -> None:
+        """Set the upper bits of the region ids that this side and the peer assign."""
+        self.shares.begin(own_granter)
+        self.remote_regions.begin(own_granter, peer_granter)
 
     def check_allowed(self) -> None:
         """Raise UnencryptedError if the connection does not allow unencrypted memory access."""
@@ -148,21 +153,21 @@ class Sharing(RailObserver):
                 f"use hand_over to return borrowed memory"
             )
         memory._check()
-        share = Share(self, self.regions.next_id(), memory, rights, lease)
+        share = Share(self, self.shares.next_id(), memory, rights, lease)
         if start_lease:
             share._restart_lease(lease)
-        self.regions.add(share)
+        self.shares.add(share)
         return share
 
     def open_region(self, token: RegionToken) -> RemoteRegion:
         """Return the region for a token passed in by the program."""
         self.check_allowed()
-        self.regions.check(token)
-        known = self.regions.remote_regions.get(token.region_id)
+        self.remote_regions.check(token)
+        known = self.remote_regions.by_id.get(token.region_id)
         # Ignore the rkey, which changes whenever the owner switches to another lead.
         if known is not None and known._usable and replace(known.token, rkey=token.rkey) == token:
             return known
-        return self.regions.track(RemoteRegion(self, token, lent=False), granted=False)
+        return self.remote_regions.track(RemoteRegion(self, token, lent=False), granted=False)
 
     async def send_region(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
         """Share memory, and wait until the peer's device has received the token."""
@@ -173,7 +178,7 @@ class Sharing(RailObserver):
             await share.ready()  # the peer cannot use the share earlier
             share._restart_lease(lease)
             sent = self.send(protocol.RegionGrant(0, share.token, share._rail_keys()))
-            self.regions.on_grant_sent(share)
+            self.shares.on_grant_sent(share)
             await sent
         except BaseException:
             # The caller does not get the Share and may reuse the memory. End the share even if the
@@ -226,12 +231,12 @@ class Sharing(RailObserver):
             self._refuse(request.request_id, code.ACCESS, text)
             return
         try:
-            self.regions.check_quota(request.length, len(self._handed_over))
-            buffer = self.regions.pool.alloc(request.length)
+            self.shares.check_quota(request.length, len(self._handed_over))
+            buffer = self.shares.pool.alloc(request.length)
             zero(buffer.view)
-            lease = self.regions.lease_for(request.lease_ms)
+            lease = self.shares.lease_for(request.lease_ms)
             try:
-                loan = Loan(self, self.regions.next_id(), buffer, request.access, lease)
+                loan = Loan(self, self.shares.next_id(), buffer, request.access, lease)
             except BaseException:
                 buffer.release()
                 raise
@@ -240,7 +245,7 @@ class Sharing(RailObserver):
         except (RDMAError, OSError, ValueError, MemoryError) as error:
             self._refuse(request.request_id, code.INTERNAL, cause_text(error))
         else:
-            self.regions.add(loan)
+            self.shares.add(loan)
             loan._create_rail_keys()
             loan._on_ready(partial(self._grant, request.request_id, loan, lease))
 
@@ -251,7 +256,7 @@ class Sharing(RailObserver):
             if loan._restart_lease(lease):  # the key works from now on
                 grant = protocol.RegionGrant(request_id, loan.token, loan._rail_keys())
                 self._controls.send(grant)
-                self.regions.on_grant_sent(loan)
+                self.shares.on_grant_sent(loan)
             else:
                 text = "the borrowed memory was released before the request was granted"
                 self._refuse(request_id, internal, text)
@@ -265,8 +270,8 @@ class Sharing(RailObserver):
 
     def _renew_lease(self, request: protocol.RegionRenew) -> None:
         """Grant or refuse the peer's request to renew a lease."""
-        share = self.regions.shares.get(request.region_id)
-        lease = self.regions.lease_for(request.lease_ms)
+        share = self.shares.by_id.get(request.region_id)
+        lease = self.shares.lease_for(request.lease_ms)
         request_id, code = request.request_id, protocol.ErrorCode
         if share is not None and not isinstance(share, Loan):
             text = "the region was not borrowed: only the owner can renew the lease (Share.renew)"
@@ -337,12 +342,12 @@ class Sharing(RailObserver):
 
     def release_region(self, region_id: int) -> None:
         """Tell the owner of a region that this side no longer uses it."""
-        self.regions.end(region_id)
+        self.remote_regions.end(region_id)
         self.notify(protocol.RegionRelease(0, region_id))
 
     async def receive_buffer(self) -> Buffer:
         handed = await self.next(self._handed_over)
-        self.regions.lent_bytes -= len(handed)
+        self.shares.lent_bytes -= len(handed)
         return handed.take()
 
     async def next(self, arrivals: ArrivalQueue[A]) -> A:
@@ -374,15 +379,15 @@ class Sharing(RailObserver):
             case protocol.RegionGrant():
                 self._on_grant(message)
             case protocol.RegionReturn():
-                share = self.regions.shares.get(message.region_id)
+                share = self.shares.by_id.get(message.region_id)
                 # If the loan is missing, its lease may have just expired. This is not an error.
                 if isinstance(share, Loan):
                     handed = share.hand_over()
                     # The memory counts as lent until the program has received it.
-                    self.regions.lent_bytes += len(handed)
+                    self.shares.lent_bytes += len(handed)
                     self._handed_over.add(handed)
             case protocol.RegionRelease():
-                share = self.regions.shares.get(message.region_id)
+                share = self.shares.by_id.get(message.region_id)
                 if share is not None:
                     share._end(notify=False)
             case protocol.RegionRenew():
@@ -390,14 +395,14 @@ class Sharing(RailObserver):
             case protocol.RegionLease():
                 self._on_lease_renewed(message)
             case protocol.RegionKey():
-                self.regions.add_key(message.region_id, message.rail, message.rkey)
+                self.remote_regions.add_key(message.region_id, message.rail, message.rkey)
             case protocol.RegionEnd():
-                self.regions.on_region_end(message.region_id)
+                self.remote_regions.on_region_end(message.region_id)
             case protocol.Error():
                 request = self._finish_request(message.request_id)
                 if request is None:
                     raise ProtocolError("the peer refused a request that this side did not make")
-                peer = self.regions.lead_queue.peer
+                peer = self.shares.lead_queue.peer
                 refused = RequestRefusedError(message.code, message.text, peer=peer)
                 settle(request.response, None, refused)
             case _:
@@ -405,19 +410,25 @@ class Sharing(RailObserver):
 
     def _on_grant(self, grant: protocol.RegionGrant) -> None:
         if not grant.request_id:  # the peer has called `send_region`
-            if len(self.arrived) + len(self.regions.pending_delivery) >= self._config.max_regions:
+            if (
+                len(self.arrived) + len(self.remote_regions.pending_delivery)
+                >= self._config.max_regions
+            ):
                 raise ProtocolError(
                     f"the peer has handed over too many regions: more than "
                     f"{self._config.max_regions} are waiting to be received (Config.max_regions)"
                 )
             region = RemoteRegion(self, grant.token, lent=False)
-            self.regions.track_granted(region, grant.keys, self.arrived.add)
+            self.remote_regions.track_granted(region, grant.keys, self.arrived.add)
             return
         request = self._requests.get(grant.request_id)
         if request is None or not isinstance(requested := request.message, protocol.RegionRequest):
             raise ProtocolError("the peer granted a request that this side did not make")
         # At most one region per request and `max_regions` unrequested ones may wait for their keys.
-        if len(self.regions.pending_delivery) >= len(self._requests) + self._config.max_regions:
+        if (
+            len(self.remote_regions.pending_delivery)
+            >= len(self._requests) + self._config.max_regions
+        ):
             raise ProtocolError("the peer granted a request more than once")
         if grant.token.length != requested.length or requested.access & ~grant.token.access:
             raise ProtocolError(
@@ -426,7 +437,7 @@ class Sharing(RailObserver):
             )
         region = RemoteRegion(self, grant.token, lent=True, lease_start=request.sent_at)
         deliver = partial(self._deliver_loan, request, grant.request_id)
-        self.regions.track_granted(region, grant.keys, deliver)
+        self.remote_regions.track_granted(region, grant.keys, deliver)
 
     def _deliver_loan(self, request: Request, request_id: int, region: RemoteRegion) -> None:
         self._finish_request(request_id)
@@ -452,7 +463,7 @@ class Sharing(RailObserver):
             self._finish_request(lease.request_id)
             lease_start = request.sent_at
             settle(request.response)
-        region = self.regions.remote_regions.get(lease.region_id)
+        region = self.remote_regions.by_id.get(lease.region_id)
         if region is not None:
             region._start_lease(lease_start, lease.lease_ms)
 
@@ -464,12 +475,12 @@ class Sharing(RailObserver):
             return
         self._end_error = error
         self.end_keys()
-        for region in list(self.regions.remote_regions.values()):
+        for region in list(self.remote_regions.by_id.values()):
             region._wake()
         for request in self._requests.values():
             settle(request.response, None, self._waiter_error(error))
         self._requests.clear()
-        self.regions.pending_delivery.clear()
+        self.remote_regions.pending_delivery.clear()
         self.arrived.waiters.wake_all()
         self._handed_over.waiters.wake_all()
         self._request_waiters.wake_all()
@@ -477,7 +488,7 @@ class Sharing(RailObserver):
 
     def end_keys(self) -> None:
         """End all shares and their keys, without notifying the peer."""
-        for share in list(self.regions.shares.values()):
+        for share in list(self.shares.by_id.values()):
             try:
                 share._end(notify=False)
             except (RDMAError, OSError) as error:  # one failure must not keep other shares open
@@ -497,12 +508,12 @@ class Sharing(RailObserver):
     @property
     def shared(self) -> int:
         """The number of regions that the peer may use."""
-        return len(self.regions.shares)
+        return len(self.shares.by_id)
 
     def figures(self) -> dict[str, int]:
         """Return statistics about the shared memory in both directions. Thread-safe."""
         return {
             "shared_regions": self.shared,
-            "lent_bytes": self.regions.lent_bytes,
-            "remote_regions": len(self.regions.remote_regions),
+            "lent_bytes": self.shares.lent_bytes,
+            "remote_regions": len(self.remote_regions.by_id),
         }

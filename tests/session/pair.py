@@ -235,8 +235,8 @@ def check_regions(conn: Connection, owner: Connection, world: World) -> None:
     When the lead breaks, a grant may be lost even if it was acknowledged. It is then sent again, so
     leases from before the last change of lead are not compared.
     """
-    for number, region in list(conn._sharing.regions.remote_regions.items()):
-        share = owner._sharing.regions.shares.get(number)
+    for number, region in list(conn._sharing.remote_regions.by_id.items()):
+        share = owner._sharing.shares.by_id.get(number)
         if share is None:
             told = region.lent or not region._usable
             assert told, f"{region!r} ended unannounced"

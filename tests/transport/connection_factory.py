@@ -269,7 +269,7 @@ async def give(
 
 def forged(conn: Connection, token: RegionToken) -> RemoteRegion:
     """Open a region without checking its token, so that only the peer's device can reject it."""
-    return conn._sharing.regions.track(
+    return conn._sharing.remote_regions.track(
         RemoteRegion(conn._sharing, token, lent=False), granted=False
     )
 

@@ -36,7 +36,7 @@ ADVICE = (
 async def withdrawn(owner: Connection, user: Connection, memory: Buffer) -> RemoteRegion:
     """Revoke the key of a shared region without notifying the user, and return the region."""
     share, region = await give(owner, user, memory)
-    del user._sharing.regions.remote_regions[region.token.region_id]
+    del user._sharing.remote_regions.by_id[region.token.region_id]
     share.revoke()
     return region
 

@@ -108,7 +108,7 @@ async def test_wait_ended_returns_when_the_share_ends(factory: ConnectionFactory
         with server.alloc(100) as buffer:
             if end == "lent":
                 remote = await client.request_region(100)
-                (share,) = server._sharing.regions.shares.values()
+                (share,) = server._sharing.shares.by_id.values()
             else:
                 lease = None if end == "revoked" else 0.05 * factory.slow
                 share, remote = await give(server, client, buffer, lease=lease)
@@ -147,7 +147,7 @@ async def test_renewed_borrower_lease_never_outlasts_the_owner_lease(
         factory.pair() as (client, server),
         await client.request_region(8, lease=LONG) as remote,
     ):
-        (share,) = server._sharing.regions.shares.values()
+        (share,) = server._sharing.shares.by_id.values()
         before = remote._clock.now()
         await remote.renew(2 * LONG)
         assert share._deadline is not None
@@ -274,7 +274,7 @@ async def test_renewal_by_the_user_is_refused_for_regions_not_borrowed(
             await remote.renew(1)
         assert caught.value.code == ErrorCode.ACCESS
         lent = await client.request_region(8)
-        next(reversed(server._sharing.regions.shares.values()))._end(notify=False)
+        next(reversed(server._sharing.shares.by_id.values()))._end(notify=False)
         with pytest.raises(RequestRefusedError, match="ended") as caught:
             await lent.renew(1)
         assert caught.value.code == ErrorCode.UNKNOWN_REGION

@@ -8,7 +8,6 @@ import random
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -27,7 +26,7 @@ from aiordma import (
     prepare_connection,
 )
 from aiordma._core.region import NUMBER_BITS
-from aiordma._transport.regions import MAX_ENDED, Regions
+from aiordma._transport.remote_memory import MAX_ENDED, RemoteRegions
 from aiordma.errors import RemoteAccessError
 from aiordma.mr_pool import REMOTE_RIGHTS
 from aiordma.transport import PendingConnection
@@ -284,7 +283,7 @@ async def test_open_region_raises_lease_ended_error_for_expired_tokens(
 
 def test_expired_region_ids_are_remembered_up_to_a_limit() -> None:
     """The limit bounds the memory per peer. The latest ids are kept, whatever their order."""
-    regions = Regions(cast("Any", None), mock.Mock())
+    regions = RemoteRegions(mock.Mock())
     regions.begin(1, 2)
     first, chance = 2 << NUMBER_BITS, random.Random(7)
 

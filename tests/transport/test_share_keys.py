@@ -91,7 +91,7 @@ async def test_failure_to_destroy_a_memory_window_is_reported(
     close = verbs.MemoryWindow.close
     async with factory.pair() as (client, server):
         _kept = await client.request_region(64)  # otherwise the region could be returned early
-        (loan,) = server._sharing.regions.shares.values()
+        (loan,) = server._sharing.shares.by_id.values()
         assert isinstance(loan, Loan)
         receiving = asyncio.create_task(server.recv())
         await yield_loop(1)
@@ -123,7 +123,7 @@ async def test_read_is_refused_when_the_share_was_revoked_before_binding(
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             async with stopped(client, server, held) as go_on:
-                earlier = set(server._sharing.regions.shares.values())
+                earlier = set(server._sharing.shares.by_id.values())
                 if how == "revoked":
                     share = server.share(buffer, access=ALL)
                     share.revoke()
@@ -132,7 +132,7 @@ async def test_read_is_refused_when_the_share_was_revoked_before_binding(
                 else:
                     sharing = asyncio.create_task(server.send_region(buffer, access=ALL))
                     await yield_loop(3)
-                    [share] = set(server._sharing.regions.shares.values()) - earlier
+                    [share] = set(server._sharing.shares.by_id.values()) - earlier
                     token = share.token
                     sharing.cancel()
                     with suppress(asyncio.CancelledError):
@@ -216,7 +216,7 @@ async def test_share_lease_starts_when_its_window_is_bound(factory: ConnectionFa
         with server.alloc(8) as buffer:
             sharing = asyncio.create_task(server.send_region(buffer, lease=0.001))
             await asyncio.sleep(0.005)  # longer than the lease
-            [share] = server._sharing.regions.shares.values()
+            [share] = server._sharing.shares.by_id.values()
             assert not share.revoked
             qp.modify(qp_state=verbs.QPState.RTS)
             assert await sharing is share

@@ -184,7 +184,7 @@ async def test_expired_loan_frees_its_lend_quota(factory: ConnectionFactory) -> 
     """The end of the loan also ends the access."""
     async with factory.pair() as (client, server):
         remote = await client.request_region(SMALL.lend_quota, lease=0.3 * factory.slow)
-        for share in list(server._sharing.regions.shares.values()):  # may have ended by now
+        for share in list(server._sharing.shares.by_id.values()):  # may have ended by now
             await lease_over(share)
         again = await client.request_region(SMALL.lend_quota)
         await again.release()

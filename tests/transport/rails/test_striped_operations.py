@@ -202,7 +202,7 @@ async def test_region_grant_waits_for_the_keys_of_all_rails(
             while len(held) < 2:
                 await yield_loop(1)
             await yield_loop(20)
-            assert not client._sharing.regions.remote_regions
+            assert not client._sharing.remote_regions.by_id
             for go_on in held:
                 go_on()
             await sharing
@@ -218,7 +218,7 @@ async def test_pending_key_of_expired_lease_closes_when_a_rail_is_removed(
     """
     monkeypatch.setattr(share_keys, "GRACE", 1e6)
     async with sharing(MB) as (_, server, _, _):
-        (share,) = server._sharing.regions.shares.values()
+        (share,) = server._sharing.shares.by_id.values()
         (_, late), (gone, _) = share._keys.items()
         with monkeypatch.context() as patch:
             patch.setattr(late, "_in_flight", {object()})
@@ -241,7 +241,7 @@ async def test_removing_a_rail_discards_its_keys_for_the_regions_of_the_peer() -
 async def test_key_created_after_lease_expiry_is_closed() -> None:
     """The lease thread cannot close this key, because it did not exist when the lease ended."""
     async with sharing(MB) as (_, server, _, _):
-        (share,) = server._sharing.regions.shares.values()
+        (share,) = server._sharing.shares.by_id.values()
         share._expire()
         share._keys.pop(second(server)).close()
         share._add_rail(second(server))
@@ -251,7 +251,7 @@ async def test_key_created_after_lease_expiry_is_closed() -> None:
 async def test_key_message_is_dropped_when_its_rail_is_removed() -> None:
     """The message would otherwise wait forever for credits that the peer does not give."""
     async with sharing(MB) as (_, server, _, _):
-        (share,) = server._sharing.regions.shares.values()
+        (share,) = server._sharing.shares.by_id.values()
         server._sharing.notify = (told := mock.Mock())  # type: ignore[method-assign]
         share._announce_key(second(server))
         share._remove_rail(second(server))
@@ -261,7 +261,7 @@ async def test_key_message_is_dropped_when_its_rail_is_removed() -> None:
 
 async def test_revoke_closes_remaining_keys_after_a_device_error() -> None:
     async with sharing(MB) as (_, server, _, _):
-        (share,) = server._sharing.regions.shares.values()
+        (share,) = server._sharing.shares.by_id.values()
         first, other = share._keys.values()
         refusal = VerbsError(errno.EBUSY, "ibv_dealloc_mw")
         with mock.patch.object(first, "close", side_effect=refusal), pytest.raises(VerbsError):
