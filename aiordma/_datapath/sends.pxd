@@ -90,16 +90,3 @@ cdef class Frame(WorkRequest):
     cdef void release_from_journal(self) noexcept
     cdef int mark_arrived(self) except -1
     cdef int prepare_again(self) except -1
-
-
-cdef class Operation:
-    cdef object owner                  # kept alive until a transfer ends
-    cdef Sender sender                 # None once it has begun
-    cdef Counts counts
-    cdef uint8_t kind
-    cdef bint checks_message_owner     # it sends a message, so the sender must have this owner:
-    cdef MessageOwner message_owner    # the owner that started it, or None
-    cdef object data, imm              # `data` of a transfer is a Local
-    cdef object remote, progress       # of a transfer
-    cdef OpFuture future
-    cdef void clear_references(self) noexcept

@@ -1,4 +1,4 @@
-# Outgoing messages, the frames that carry them, and the awaitables for sends, reads and writes.
+# Outgoing messages, and the frames that carry them.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -8,7 +8,7 @@ from libc.string cimport memcpy, memset
 
 cimport cython
 
-from .futures cimport DONE, FAILED, PENDING, complete_waiter, warn_never_awaited
+from .futures cimport DONE, FAILED, complete_waiter
 from .keys cimport has_no_holes
 from .memory cimport Pinned
 from .message cimport Message
@@ -17,24 +17,17 @@ from .work_queue cimport (
     IBV_ACCESS_REMOTE_READ,
     IBV_SEND_SIGNALED,
     IBV_WR_SEND,
-    KIND_READ,
     KIND_SEND,
-    KIND_WRITE,
     WorkQueues,
     ibv_sge,
     post_sends,
 )
 
 from aiordma._core import arguments
-from aiordma._core.operations import OperationKind
 from aiordma.verbs._memory.buffers import bytes_of, keeper_of, require_data
 
 cdef extern from "Python.h":
     PyObject *PyMemoryView_GET_BASE(object) noexcept
-
-# This must be a C variable. Destructors use it, and Python globals may already be None during
-# interpreter shutdown.
-cdef dict names_of_kinds = {int(kind): kind.text for kind in OperationKind}
 
 
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
@@ -439,84 +432,3 @@ cdef Frame init_frame(Frame frame, PoolBlock block, uint32_t length):
     frame.block, frame.on_device = block, True
     frame.address, frame.length, frame.lkey = block.address, length, block.lkey
     return frame
-
-
-@cython.freelist(64)
-@cython.final
-cdef class Operation:  # type: Coroutine[Any, Any, None]
-    """A `send`, `write` or `read`: an awaitable that asyncio treats as a coroutine.
-
-    It is not a future, and an OpFuture is not a coroutine, because `asyncio.wait` rejects objects
-    that could be both.
-    """
-
-    def __await__(self) -> Generator[Any]:
-        return self
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __bytes__(self) -> bytes:
-        raise TypeError(f"{self.__qualname__} must be awaited before its result can be used")
-
-    def __next__(self) -> OpFuture:
-        cdef OpFuture future = self.future
-        if future is None:
-            sender, data, remote, progress = self.sender, self.data, self.remote, self.progress
-            if sender is None:
-                raise RuntimeError(f"cannot reuse already awaited {self.__qualname__}")
-            owner = self.owner
-            self.clear_references()  # the frames of an error may refer to this object
-            if self.checks_message_owner and sender.message_owner is not self.message_owner:
-                raise cannot_send_error(sender, self.message_owner)
-            if self.kind == KIND_SEND:
-                future = sender.start_message(data, self.imm)
-            else:
-                future = sender.start_transfer(self.kind, data, remote, self.imm, progress)
-            # The owner must stay alive until the transfer ends.
-            self.owner, self.counts, self.future = owner, sender.counts, future
-            if future.state == PENDING:
-                future.wakeups.poll_before_wait(future)
-        if future.state == PENDING:
-            future._asyncio_future_blocking = True
-            return future
-        counts = self.counts
-        self.clear_references()
-        if future.state != DONE:
-            raise future.exception_to_raise()
-        counts.reads += self.kind == KIND_READ
-        counts.writes += self.kind == KIND_WRITE
-        raise StopIteration
-
-    def send(self, value: None) -> OpFuture:
-        return self.__next__()
-
-    def throw(
-        self, kind: type[BaseException] | BaseException, value=None,
-        traceback: TracebackType | None = None,
-    ) -> OpFuture:
-        if value is None:
-            value = kind() if isinstance(kind, type) else kind
-        self.close()
-        raise value
-
-    def close(self):
-        """Drop the operation if it was not posted, because its task is gone."""
-        cdef OpFuture future = self.future
-        self.clear_references()
-        if future is not None:
-            future.cancel()
-
-    cdef void clear_references(self) noexcept:
-        self.owner = self.sender = self.counts = None
-        self.data = self.remote = self.progress = self.future = None
-
-    @property
-    def __qualname__(self) -> str:
-        return f"Connection.{names_of_kinds[self.kind]}"
-
-    def __dealloc__(self):
-        if self.sender is not None:
-            warn_never_awaited(self.__qualname__)
-        elif self.future is not None:
-            self.future.cancel()  # dropped halfway, like a coroutine that is garbage collected

@@ -31,6 +31,7 @@ from .frames cimport (
     validate_bundle,
 )
 from .controls cimport Controls
+from .futures cimport DONE, PENDING, OpFuture, warn_never_awaited
 from .inbox cimport (
     Inbox,
     MessageIterator,
@@ -40,14 +41,14 @@ from .inbox cimport (
     next_of_iteration,
     parse_rendezvous,
 )
-from .message cimport Message, new_message
+from .message cimport Counts, Message, new_message
 from .outbox cimport ENDED, NOT_STARTED, SWITCHING, Outbox
 from .rail cimport SendQueue
 from .receives cimport Receives, ReceiveSizes
 from .memory cimport Local, PoolBlock, Remote, release_all
 from .rendezvous cimport Opening
 from .sealing cimport TAG
-from .sends cimport MessageOwner, Operation, cannot_send_error
+from .sends cimport MessageOwner, Sender, cannot_send_error
 from .stripes cimport Lane
 from .work_queue cimport (
     KIND_READ,
@@ -68,6 +69,11 @@ from aiordma.verbs._memory.buffers import bytes_of
 cdef extern from "<endian.h>" nogil:
     uint16_t le16toh(uint16_t)
     uint32_t le32toh(uint32_t)
+
+
+# This must be a C variable. Destructors use it, and Python globals may already be None during
+# interpreter shutdown.
+cdef dict names_of_kinds = {int(kind): kind.text for kind in OperationKind}
 
 
 cdef class MessageMethods:
@@ -391,6 +397,97 @@ cdef class MessageClaim:
 cdef object set_qualname(uint8_t kind, object coroutine):
     coroutine.__qualname__ = f"Connection.{OperationKind(kind).text}"
     return coroutine
+
+
+@cython.freelist(64)
+@cython.final
+cdef class Operation:  # type: Coroutine[Any, Any, None]
+    """A `send`, `write` or `read`: an awaitable that asyncio treats as a coroutine.
+
+    It is not a future, and an OpFuture is not a coroutine, because `asyncio.wait` rejects objects
+    that could be both.
+    """
+
+    cdef object owner                  # kept alive until a transfer ends
+    cdef Sender sender                 # None once it has begun
+    cdef Counts counts
+    cdef uint8_t kind
+    cdef bint checks_message_owner     # it sends a message, so the sender must have this owner:
+    cdef MessageOwner message_owner    # the owner that started it, or None
+    cdef object data, imm              # `data` of a transfer is a Local
+    cdef object remote, progress       # of a transfer
+    cdef OpFuture future
+
+    def __await__(self) -> Generator[Any]:
+        return self
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __bytes__(self) -> bytes:
+        raise TypeError(f"{self.__qualname__} must be awaited before its result can be used")
+
+    def __next__(self) -> OpFuture:
+        cdef OpFuture future = self.future
+        if future is None:
+            sender, data, remote, progress = self.sender, self.data, self.remote, self.progress
+            if sender is None:
+                raise RuntimeError(f"cannot reuse already awaited {self.__qualname__}")
+            owner = self.owner
+            self.clear_references()  # the frames of an error may refer to this object
+            if self.checks_message_owner and sender.message_owner is not self.message_owner:
+                raise cannot_send_error(sender, self.message_owner)
+            if self.kind == KIND_SEND:
+                future = sender.start_message(data, self.imm)
+            else:
+                future = sender.start_transfer(self.kind, data, remote, self.imm, progress)
+            # The owner must stay alive until the transfer ends.
+            self.owner, self.counts, self.future = owner, sender.counts, future
+            if future.state == PENDING:
+                future.wakeups.poll_before_wait(future)
+        if future.state == PENDING:
+            future._asyncio_future_blocking = True
+            return future
+        counts = self.counts
+        self.clear_references()
+        if future.state != DONE:
+            raise future.exception_to_raise()
+        counts.reads += self.kind == KIND_READ
+        counts.writes += self.kind == KIND_WRITE
+        raise StopIteration
+
+    def send(self, value: None) -> OpFuture:
+        return self.__next__()
+
+    def throw(
+        self, kind: type[BaseException] | BaseException, value=None,
+        traceback: TracebackType | None = None,
+    ) -> OpFuture:
+        if value is None:
+            value = kind() if isinstance(kind, type) else kind
+        self.close()
+        raise value
+
+    def close(self):
+        """Drop the operation if it was not posted, because its task is gone."""
+        cdef OpFuture future = self.future
+        self.clear_references()
+        if future is not None:
+            future.cancel()
+
+    cdef void clear_references(self) noexcept:
+        self.owner = self.sender = self.counts = None
+        self.data = self.remote = self.progress = self.future = None
+
+    @property
+    def __qualname__(self) -> str:
+        return f"Connection.{names_of_kinds[self.kind]}"
+
+    def __dealloc__(self):
+        if self.sender is not None:
+            warn_never_awaited(self.__qualname__)
+        elif self.future is not None:
+            self.future.cancel()  # dropped halfway, like a coroutine that is garbage collected
 
 
 cdef Operation new_send(Outbox outbox, MessageOwner owner, object data, object imm):
