@@ -29,6 +29,8 @@ cdef enum:  # bits of `flags`
     BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | SWITCHING
     COLLECTING = 32  # `collect` will be called
 
+cdef int require_open(Outbox outbox) except -1
+
 
 @cython.final
 cdef class Outbox(Sender):
@@ -49,6 +51,7 @@ cdef class Outbox(Sender):
     cdef public bint closing           # new messages are rejected; waiting messages are sent
     cdef uint32_t flags
     cdef object end_error
+    cdef SendFuture start_message(self, object data, object imm)
     cdef bint begin_sending(self) noexcept
     cdef int on_rendezvous_ack(
         self, uint32_t request_id, uint32_t status, uint32_t invalidated_key

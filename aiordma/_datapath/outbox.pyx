@@ -12,7 +12,7 @@
 #   at its completion. The peer has read-only access to the memory of a rendezvous message until it
 #   acknowledges the message.
 
-from libc.stdint cimport uint8_t, uintptr_t
+from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
 cimport cython
@@ -34,11 +34,10 @@ from .frames cimport (
     htole32,
     write_header,
 )
-from .futures cimport DONE, FAILED, PENDING, OpFuture
+from .futures cimport DONE, FAILED, PENDING
 from .keys cimport NOT_INVALIDATED
-from .memory cimport Local, Remote
 from .message cimport Counts
-from .one_sided cimport TransferFuture, begin_transfer
+from .one_sided cimport TransferFuture
 from .rail cimport CONTROL_ENTRIES
 from .rendezvous cimport close_message, open_keys, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL
@@ -133,12 +132,6 @@ cdef class Outbox(Sender):
         message.sender = self
         enqueue(self, message)
         return message
-
-    cdef OpFuture start_transfer(
-        self, uint8_t kind, Local local, Remote remote, object imm, object progress
-    ):
-        require_open(self)
-        return begin_transfer(self.lead_rail, kind, self, local, remote, imm, progress)
 
     cdef int write(self, WorkRequest chain) except -1:
         if self.end_error is not None:

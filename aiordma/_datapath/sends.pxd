@@ -1,11 +1,11 @@
 # Outgoing messages.
 
 from cpython.buffer cimport Py_buffer
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from .futures cimport OpFuture
 from .keys cimport Key, ReadKeys
-from .memory cimport Local, PoolBlock, Remote
+from .memory cimport Local, PoolBlock
 from .message cimport Counts
 from .work_queue cimport RailObserver, WorkRequest, aiordma_send
 
@@ -33,10 +33,6 @@ cdef class Sender(RailObserver):
     cdef public Counts counts
     cdef MessageOwner message_owner    # owner of all messages, in both directions, or None
     cdef object ownership_error(self, MessageOwner owner, str attempt)
-    cdef SendFuture start_message(self, object data, object imm)
-    cdef OpFuture start_transfer(
-        self, uint8_t kind, Local local, Remote remote, object imm, object progress
-    )
     cdef int write(self, WorkRequest chain) except -1
     cdef bint withdraw(self, object item) except -1
     cdef void delivered(self, SendFuture message) noexcept

@@ -63,15 +63,6 @@ cdef class Sender(RailObserver):
         """Return the error for an attempt by `owner`, which is not `message_owner`."""
         raise NotImplementedError
 
-    cdef SendFuture start_message(self, object data, object imm):
-        raise NotImplementedError
-
-    cdef OpFuture start_transfer(
-        self, uint8_t kind, Local local, Remote remote, object imm, object progress
-    ):
-        """Start a read or write. With immediate data, it is sent in order with the messages."""
-        raise NotImplementedError
-
     cdef int write(self, WorkRequest chain) except -1:
         """Post a write with immediate data when its turn among the messages comes."""
         raise NotImplementedError

@@ -42,13 +42,14 @@ from .inbox cimport (
     parse_rendezvous,
 )
 from .message cimport Counts, Message, new_message
-from .outbox cimport ENDED, NOT_STARTED, SWITCHING, Outbox
+from .one_sided cimport begin_transfer
+from .outbox cimport ENDED, NOT_STARTED, SWITCHING, Outbox, require_open
 from .rail cimport SendQueue
 from .receives cimport Receives, ReceiveSizes
 from .memory cimport Local, PoolBlock, Remote, release_all
 from .rendezvous cimport Opening
 from .sealing cimport TAG
-from .sends cimport MessageOwner, Sender, cannot_send_error
+from .sends cimport MessageOwner, cannot_send_error
 from .stripes cimport Lane
 from .work_queue cimport (
     KIND_READ,
@@ -409,10 +410,10 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
     """
 
     cdef object owner                  # kept alive until a transfer ends
-    cdef Sender sender                 # None once it has begun
+    cdef Outbox outbox                 # None once it has begun
     cdef Counts counts
     cdef uint8_t kind
-    cdef bint checks_message_owner     # it sends a message, so the sender must have this owner:
+    cdef bint checks_message_owner     # it sends a message, so the outbox must have this owner:
     cdef MessageOwner message_owner    # the owner that started it, or None
     cdef object data, imm              # `data` of a transfer is a Local
     cdef object remote, progress       # of a transfer
@@ -430,19 +431,22 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
     def __next__(self) -> OpFuture:
         cdef OpFuture future = self.future
         if future is None:
-            sender, data, remote, progress = self.sender, self.data, self.remote, self.progress
-            if sender is None:
+            outbox, data, remote, progress = self.outbox, self.data, self.remote, self.progress
+            if outbox is None:
                 raise RuntimeError(f"cannot reuse already awaited {self.__qualname__}")
             owner = self.owner
             self.clear_references()  # the frames of an error may refer to this object
-            if self.checks_message_owner and sender.message_owner is not self.message_owner:
-                raise cannot_send_error(sender, self.message_owner)
+            if self.checks_message_owner and outbox.message_owner is not self.message_owner:
+                raise cannot_send_error(outbox, self.message_owner)
             if self.kind == KIND_SEND:
-                future = sender.start_message(data, self.imm)
+                future = outbox.start_message(data, self.imm)
             else:
-                future = sender.start_transfer(self.kind, data, remote, self.imm, progress)
+                require_open(outbox)
+                future = begin_transfer(
+                    outbox.lead_rail, self.kind, outbox, data, remote, self.imm, progress
+                )
             # The owner must stay alive until the transfer ends.
-            self.owner, self.counts, self.future = owner, sender.counts, future
+            self.owner, self.counts, self.future = owner, outbox.counts, future
             if future.state == PENDING:
                 future.wakeups.poll_before_wait(future)
         if future.state == PENDING:
@@ -476,7 +480,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
             future.cancel()
 
     cdef void clear_references(self) noexcept:
-        self.owner = self.sender = self.counts = None
+        self.owner = self.outbox = self.counts = None
         self.data = self.remote = self.progress = self.future = None
 
     @property
@@ -484,7 +488,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
         return f"Connection.{names_of_kinds[self.kind]}"
 
     def __dealloc__(self):
-        if self.sender is not None:
+        if self.outbox is not None:
             warn_never_awaited(self.__qualname__)
         elif self.future is not None:
             self.future.cancel()  # dropped halfway, like a coroutine that is garbage collected
@@ -493,7 +497,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
 cdef Operation new_send(Outbox outbox, MessageOwner owner, object data, object imm):
     """Create the awaitable of a send, which starts when it is awaited."""
     cdef Operation operation = Operation.__new__(Operation)
-    operation.sender, operation.kind, operation.data, operation.imm = outbox, KIND_SEND, data, imm
+    operation.outbox, operation.kind, operation.data, operation.imm = outbox, KIND_SEND, data, imm
     operation.checks_message_owner, operation.message_owner = True, owner
     return operation
 
@@ -503,7 +507,7 @@ cdef Operation new_transfer(
 ):
     """Create the awaitable of a read or a write, which starts when it is awaited."""
     cdef Operation operation = Operation.__new__(Operation)
-    operation.sender, operation.kind, operation.data, operation.imm = methods.outbox, kind, data, imm
+    operation.outbox, operation.kind, operation.data, operation.imm = methods.outbox, kind, data, imm
     operation.owner = methods  # a transfer keeps its connection alive until it ends
     operation.remote, operation.progress = remote, progress
     operation.checks_message_owner = imm is not None
