@@ -18,16 +18,7 @@ The design follows from these facts:
   against `Config.lend_quota` and `Config.max_regions` before anything is allocated. Memory is
   zeroed before it is lent, because it may contain data of another connection.
 
-`send_region` takes these steps:
-
-1. `Sharing.send_region` creates a `Share` (shares.py), which creates a key for each rail
-   (share_keys.py), waits until the keys work, and sends a RegionGrant with the token.
-2. At the peer, `ConnectionLifecycle._process_control` (lifecycle.py) passes the RegionGrant to
-   `Sharing.handle_control`. `RemoteRegions.track_granted` (remote_memory.py) delivers the
-   `RemoteRegion` as soon as its key for the lead is known.
-3. `Connection.read` and `write` (session.pyx, one_sided.pyx) use the region's keys.
-4. `Share.revoke` ends the keys, and sends a RegionEnd. At the peer, `RemoteRegions.on_region_end`
-   makes the `RemoteRegion` unusable.
+"Shared memory" in docs/design.md lists the steps from `share` to the end of a region.
 """
 
 from __future__ import annotations
