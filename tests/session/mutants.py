@@ -73,7 +73,7 @@ MUTANTS = {
         "    lane.chunks_in_flight -= 1\n    return read_done(fetcher, pending, length)",
     ),
     "a message overtakes the writes before it": (
-        "_datapath/backlog.pyx",
+        "_datapath/rail.pyx",
         "        return not self.is_waiting or next(iter(self.works.values()), number + 1) > "
         "number",
         "        return True",
