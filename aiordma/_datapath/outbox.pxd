@@ -56,7 +56,7 @@ cdef class Outbox(Sender):
     cdef int on_rendezvous_ack(
         self, uint32_t request_id, uint32_t status, uint32_t invalidated_key
     ) except -1
-    cdef int resumed(self, uint64_t frames) except -1
+    cdef int repost_missing(self, uint64_t frames) except -1
     cdef int post_again(self) except -1
     cdef int flush(self) except -1
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1

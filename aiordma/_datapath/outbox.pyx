@@ -144,11 +144,11 @@ cdef class Outbox(Sender):
 
     def collect(self):
         """Send the short messages that the tasks of this loop iteration have queued, as bundles."""
-        resume_sending(self, COLLECTING)
+        continue_sending(self, COLLECTING)
 
     def on_memory(self):
         """Continue to send when the pool has a block for the next frame."""
-        resume_sending(self, AWAITS_MEMORY)
+        continue_sending(self, AWAITS_MEMORY)
 
     cdef bint withdraw(self, object item) except -1:
         if not self.waiting.remove(item):
@@ -250,7 +250,7 @@ cdef class Outbox(Sender):
             "the peer's memory yet, or cannot register local memory; try again"
         )
 
-    cdef int resumed(self, uint64_t frames) except -1:
+    cdef int repost_missing(self, uint64_t frames) except -1:
         """Complete the work that has arrived at the peer, and post the rest again.
 
         `frames` is the number of frames that the peer has received. Writes posted before one of
@@ -447,7 +447,7 @@ cdef int note_wait(Outbox outbox) except -1:
     return 0
 
 
-cdef int resume_sending(Outbox outbox, uint32_t awaited_flag) except -1:
+cdef int continue_sending(Outbox outbox, uint32_t awaited_flag) except -1:
     outbox.flags &= ~awaited_flag
     return 0 if outbox.flags & ENDED else outbox.session.flush()
 

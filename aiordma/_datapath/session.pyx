@@ -631,7 +631,7 @@ cdef class Session(FrameHandler):
         cdef Outbox outbox = self.outbox
         self.controls.send_resume(outbox.lead_rail, number, outbox.journal.received, outbox.sealing)
 
-    def resumed(self, frames: int) -> int:
+    def continue_on_lead(self, frames: int) -> int:
         """Continue on the lead rail after the peer's Resume.
 
         `frames` is the number of frames that have arrived at the peer, which the Resume reports.
@@ -644,7 +644,7 @@ cdef class Session(FrameHandler):
         cdef Outbox outbox = self.outbox
         outbox.lead_rail.frame_handler = self
         outbox.offers.to_reopen = list(outbox.offers.messages.values())
-        reposted = outbox.resumed(frames)
+        reposted = outbox.repost_missing(frames)
         self.inbox.fetcher.fetch_ahead()
         return reposted
 
@@ -998,7 +998,7 @@ cdef class RailFrames(FrameHandler):
             if not isinstance(message, protocol.Resume) or message.rail != self.rail.number:
                 raise ProtocolError(f"the peer sent a {type(message).__name__} instead of a Resume on a rail")
             # A Resume's `request_id` is its number.
-            session.failover.resumed(self.rail, message.request_id, message.frames)
+            session.failover.on_peer_resume(self.rail, message.request_id, message.frames)
         except ProtocolError as error:
             session.owner.violated(error)
         return 0

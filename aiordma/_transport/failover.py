@@ -6,16 +6,17 @@ A failover takes these steps:
    work. It calls `Owner.broken`.
 2. The loop's next iteration calls `ConnectionLifecycle._fail_over` (lifecycle.py). It closes a link
    that belongs to the first rail, and calls `Failover.fail_over`.
-3. `_stop` calls `Rails.stop_lead` (rails.py). It moves the queue pair to ERR, tells all observers
-   that the rail is removed, and destroys the queue pair. No more frames arrive on it.
-4. `_resume` tells all observers about the next lead, and then sends this side's Resume, which
+3. `_stop_lead` calls `Rails.stop_lead` (rails.py). It moves the queue pair to ERR, tells all
+   observers that the rail is removed, and destroys the queue pair. No more frames arrive on it.
+4. `_change_lead` tells all observers about the next lead, and then sends this side's Resume, which
    reports the number of frames handled.
-5. The peer's Resume arrives in `RailFrames.received` (session.pyx), which calls `Failover.resumed`.
-6. `_retransmit` calls `Session.resumed`, which retransmits the frames that are missing according to
-   the peer's Resume (`Outbox.resumed` and `Outbox.post_again` in outbox.pyx).
+5. The peer's Resume arrives in `RailFrames.received` (session.pyx), which calls
+   `Failover.on_peer_resume`.
+6. `_retransmit` calls `Session.continue_on_lead`, which retransmits the frames that are missing
+   according to the peer's Resume (`Outbox.repost_missing` and `Outbox.post_again` in outbox.pyx).
 
-`_follow` gives up the lead because the peer has left it, and `_leave` because the peer is silent.
-`TRANSITIONS` defines when each step is taken, and `rail_observers` lists the observers.
+`_follow_peer` gives up the lead because the peer has left it, and `_leave_lead` because the peer is
+silent. `TRANSITIONS` defines when each step is taken, and `rail_observers` lists the observers.
 
 The next lead is the rail over which the peer's latest Resume has arrived, or else the rail that
 came up first. If a side has neither, it waits for the peer's Resume for as long as packets are
@@ -180,7 +181,7 @@ class Failover:
         else:
             self._apply(_E.NO_RAIL_YET if alive else _E.NO_RAIL)
 
-    def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
+    def on_peer_resume(self, queue: SendQueue, number: int, frames: int) -> None:
         """Process a Resume, which says that the peer has moved to `queue` as its lead rail.
 
         `frames` is the number of frames that the peer has handled. Called from within a drain.
@@ -197,17 +198,17 @@ class Failover:
         """Repeat an ongoing search for a lead, because a rail has come up."""
         self._apply(_E.RAIL_UP)
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """Stop the failover, because the connection has ended."""
         self._apply(_E.ENDED)
 
     # ---- steps, which TRANSITIONS refers to ----------------------------------------------
 
-    def _stop(self) -> None:
+    def _stop_lead(self) -> None:
         self.rails.stop_lead()
         self.rails.probe()
 
-    def _resume(self, rail: Rail) -> None:
+    def _change_lead(self, rail: Rail) -> None:
         """Make `rail` the lead rail, and send this side's Resume on it."""
         queue = rail.queue
         assert queue is not None
@@ -225,9 +226,9 @@ class Failover:
     def _retransmit(self) -> None:
         assert self.peer_resume is not None
         frames, self.peer_resume = self.peer_resume.frames, None
-        self.rails.log_lead_change(self.rails.messages.resumed(frames))
+        self.rails.log_lead_change(self.rails.messages.continue_on_lead(frames))
 
-    def _retry(self) -> None:
+    def _search_again(self) -> None:
         self.rails.owner.broken(self._cause)
 
     def _give_up(self) -> None:
@@ -240,11 +241,11 @@ class Failover:
         assert self.broken_queue.error is not None
         return self.broken_queue.error
 
-    def _follow(self) -> None:
+    def _follow_peer(self) -> None:
         self.rails.lead_rail.left_by_peer = True
-        self._leave(LEFT)
+        self._leave_lead(LEFT)
 
-    def _leave(
+    def _leave_lead(
         self, why: str = "the peer does not continue on another rail after one broke"
     ) -> None:
         self.rails.messages.lead.rail_broke(ConnectionBrokenError(why))
@@ -254,19 +255,19 @@ Next = tuple[FailoverState, Callable[..., None] | None]
 
 TRANSITIONS: Mapping[tuple[FailoverState, FailoverEvent], Next] = MappingProxyType(
     {
-        (_S.SETTLED, _E.BROKE): (_S.BROKEN, Failover._stop),
-        (_S.SETTLED, _E.RESUMED_ELSEWHERE): (_S.SETTLED, Failover._follow),
-        (_S.BROKEN, _E.CHOSEN): (_S.MOVED, Failover._resume),
+        (_S.SETTLED, _E.BROKE): (_S.BROKEN, Failover._stop_lead),
+        (_S.SETTLED, _E.RESUMED_ELSEWHERE): (_S.SETTLED, Failover._follow_peer),
+        (_S.BROKEN, _E.CHOSEN): (_S.MOVED, Failover._change_lead),
         (_S.BROKEN, _E.NO_RAIL_YET): (_S.WAITING, None),
         (_S.BROKEN, _E.NO_RAIL): (_S.OVER, Failover._give_up),
-        (_S.WAITING, _E.RAIL_UP): (_S.BROKEN, Failover._retry),
-        (_S.WAITING, _E.RESUMED_ELSEWHERE): (_S.BROKEN, Failover._retry),
+        (_S.WAITING, _E.RAIL_UP): (_S.BROKEN, Failover._search_again),
+        (_S.WAITING, _E.RESUMED_ELSEWHERE): (_S.BROKEN, Failover._search_again),
         (_S.WAITING, _E.NO_RAIL): (_S.OVER, Failover._give_up),
         (_S.WAITING, _E.OVERDUE): (_S.OVER, Failover._give_up),
-        (_S.MOVED, _E.BROKE): (_S.BROKEN, Failover._stop),
+        (_S.MOVED, _E.BROKE): (_S.BROKEN, Failover._stop_lead),
         (_S.MOVED, _E.RESUMED): (_S.SETTLED, Failover._retransmit),
-        (_S.MOVED, _E.RESUMED_ELSEWHERE): (_S.MOVED, Failover._follow),
-        (_S.MOVED, _E.OVERDUE): (_S.MOVED, Failover._leave),
+        (_S.MOVED, _E.RESUMED_ELSEWHERE): (_S.MOVED, Failover._follow_peer),
+        (_S.MOVED, _E.OVERDUE): (_S.MOVED, Failover._leave_lead),
         **{(state, _E.ENDED): (_S.OVER, None) for state in _S},
     }
 )

@@ -508,7 +508,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._inband.end()
         self._queue.fail(root)
         if self._rails is not None:
-            self._messages.failover.stop()
+            self._messages.failover.end()
             self._rails.end(root)
         self._memory.end(root)
         self._sharing.end(root)

@@ -38,7 +38,7 @@ MUTANTS = {
     ),
     "messages do not go on when memory comes": (
         "_datapath/outbox.pyx",
-        "        resume_sending(self, AWAITS_MEMORY)",
+        "        continue_sending(self, AWAITS_MEMORY)",
         "        pass",
     ),
     "what is being read for a cancelled receiver is lost": (

@@ -57,10 +57,10 @@ class Scene:
     def done(self) -> set[str]:
         """The names of the steps taken."""
         effects = {
-            "stop": self.rails.stop_lead,
-            "resume": self.rails.messages.send_resume,
-            "retransmit": self.rails.messages.resumed,
-            "retry": self.rails.owner.broken,
+            "stop_lead": self.rails.stop_lead,
+            "change_lead": self.rails.messages.send_resume,
+            "retransmit": self.rails.messages.continue_on_lead,
+            "search_again": self.rails.owner.broken,
             "give_up": self.lost,
             "gives up the lead": self.rails.messages.lead.rail_broke,
         }
@@ -78,7 +78,7 @@ def test_failover_state_follows_the_transition_table(
     assert scene.failover.state.name == following
     assert ((state, event) in TRANSITIONS) == (event.name in {"ENDED", *STATES[state.name]})
     step = step_name(TRANSITIONS.get((state, event), (state, None))[1])
-    step = "gives up the lead" if step in ("follow", "leave") else step
+    step = "gives up the lead" if step in ("follow_peer", "leave_lead") else step
     assert scene.done == {step} - {""}
     assert scene.rails.call_later.called == (following != state.name and following in NAMES)
 
@@ -87,14 +87,14 @@ NAMES = {state.name for state in LIMITED}
 
 
 @pytest.mark.parametrize("state", LIMITED)
-def test_failover_gives_up_on_timeout_and_stop_cancels_the_timer(state: FailoverState) -> None:
+def test_failover_gives_up_on_timeout_and_end_cancels_the_timer(state: FailoverState) -> None:
     scene = Scene(FailoverState.BROKEN)
     waits = state is FailoverState.WAITING
     scene.take(FailoverEvent.NO_RAIL_YET if waits else FailoverEvent.CHOSEN)
     (_, overdue), _ = scene.rails.call_later.call_args
     overdue()
     assert scene.done >= {"give_up" if waits else "gives up the lead"}
-    scene.failover.stop()
+    scene.failover.end()
     scene.rails.call_later.return_value.cancel.assert_called()
 
 
@@ -103,10 +103,10 @@ def test_failover_follows_only_newer_resumes_from_working_rails() -> None:
     other, lead = Mock(failed=False), scene.rails.lead_rail.queue
     lead.failed = False
     scene.failover.peer_resume_number = 3
-    scene.failover.resumed(other, 3, 0)
-    scene.failover.resumed(Mock(failed=True), 4, 0)
+    scene.failover.on_peer_resume(other, 3, 0)
+    scene.failover.on_peer_resume(Mock(failed=True), 4, 0)
     assert scene.done == set()
-    scene.failover.resumed(other, 5, 0)
+    scene.failover.on_peer_resume(other, 5, 0)
     assert scene.done == {"gives up the lead"}
-    scene.failover.resumed(lead, 6, 11)
-    scene.rails.messages.resumed.assert_called_with(11)
+    scene.failover.on_peer_resume(lead, 6, 11)
+    scene.rails.messages.continue_on_lead.assert_called_with(11)
