@@ -6,8 +6,6 @@ cimport cython
 
 from .message cimport Fifo
 from .outbox cimport Outbox
-from .rail cimport SendQueue
-from .sealing cimport Sealing
 from .work_queue cimport FrameHandler, RailObserver
 
 
@@ -32,9 +30,6 @@ cdef class Controls(RailObserver):
         self, int kind, bytes content, uint32_t window_key, bint is_goodbye=*
     ) except -1
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
-    cdef int send_resume(
-        self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing
-    ) except -1
     cdef int flush(self) except -1
     cdef bint send_frame(
         self, int kind, bytes content, object waiter, uint32_t window_key=*

@@ -27,7 +27,6 @@ from aiordma._core import protocol
 from aiordma.errors import ProtocolError, RDMAError
 
 SPARE_BLOCKS = 2
-RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)
 
 
 # The cycle collector must not clear a message, because a finalizer may still cause it to be sent.
@@ -120,27 +119,6 @@ cdef class Controls(RailObserver):
         cdef QueuedControl control
         for control in self.waiting.all():
             control.window_key = 0
-
-    cdef int send_resume(
-        self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing
-    ) except -1:
-        """Send the first frame on a rail, which reports how many frames this side has handled."""
-        cdef PoolBlock block = self.spare_blocks.pop()
-        cdef bytes content = RESUME_HEADER + protocol.encode(
-            protocol.Resume(number, rail.number, frames)
-        )
-        cdef Frame frame
-        if sealing is not None:
-            content = sealing.seal_resume(rail.number, content)
-        frame = new_frame(block, <uint32_t> len(content))
-        memcpy(block.bytes(), PyBytes_AS_STRING(content), len(content))
-        frame.spare_blocks = self.spare_blocks
-        try:
-            frame.lkey = rail.keys.local_key(block)
-        except BaseException:
-            frame.release_block()
-            raise
-        return rail.post_checked(frame)
 
     def end(self, error: BaseException):
         """Fail all waiters with errors caused by `error`, and drop all waiting messages."""

@@ -3,6 +3,7 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.string cimport memcpy
 
 cimport cython
 
@@ -49,7 +50,7 @@ from .receives cimport Receives, ReceiveSizes
 from .memory cimport Local, PoolBlock, Remote, release_all
 from .rendezvous cimport Opening
 from .sealing cimport TAG
-from .sends cimport MessageOwner, cannot_send_error
+from .sends cimport Frame, MessageOwner, cannot_send_error, new_frame
 from .stripes cimport Lane
 from .work_queue cimport (
     KIND_READ,
@@ -62,7 +63,6 @@ from .work_queue cimport (
 
 from aiordma._core import arguments, protocol
 from aiordma._core.operations import OperationKind
-from aiordma._datapath.controls import RESUME_HEADER
 from aiordma._native import failure
 from aiordma.errors import ConnectionClosedError, ProtocolError
 from aiordma.verbs._memory.buffers import bytes_of
@@ -629,7 +629,24 @@ cdef class Session(FrameHandler):
     def send_resume(self, number: int):
         """Send the first frame on a new lead rail. It reports which frames have arrived."""
         cdef Outbox outbox = self.outbox
-        self.controls.send_resume(outbox.lead_rail, number, outbox.journal.received, outbox.sealing)
+        cdef SendQueue lead = outbox.lead_rail
+        cdef list spare_blocks = self.controls.spare_blocks
+        cdef PoolBlock block = spare_blocks.pop()
+        cdef bytes content = RESUME_HEADER + protocol.encode(
+            protocol.Resume(number, lead.number, outbox.journal.received)
+        )
+        cdef Frame frame
+        if outbox.sealing is not None:
+            content = outbox.sealing.seal_resume(lead.number, content)
+        frame = new_frame(block, <uint32_t> len(content))
+        memcpy(block.bytes(), PyBytes_AS_STRING(content), len(content))
+        frame.spare_blocks = spare_blocks
+        try:
+            frame.lkey = lead.keys.local_key(block)
+        except BaseException:
+            frame.release_block()
+            raise
+        lead.post_checked(frame)
 
     def continue_on_lead(self, frames: int) -> int:
         """Continue on the lead rail after the peer's Resume.
@@ -1017,6 +1034,7 @@ cdef class RailFrames(FrameHandler):
         return self.session.begin_failover(rail, to_other_device)
 
 
+RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)
 BEFORE_THE_KEY = "the peer sent a message before it has authenticated with the key"
 BEFORE_ADMISSION = "the peer sent a message before its connection was accepted"
 WRITTEN_IN_CLEAR = "the peer wrote to memory, which is not allowed on an encrypted connection"

@@ -117,8 +117,8 @@ MUTANTS = {
     ),
     "Resume says one frame too few": (
         "_datapath/session.pyx",
-        "self.controls.send_resume(outbox.lead_rail, number, outbox.journal.received,",
-        "self.controls.send_resume(outbox.lead_rail, number, max(outbox.journal.received, 1) - 1,",
+        "protocol.Resume(number, lead.number, outbox.journal.received)",
+        "protocol.Resume(number, lead.number, max(outbox.journal.received, 1) - 1)",
     ),
     "new work goes before what the old lead had": (
         "_datapath/outbox.pyx",
