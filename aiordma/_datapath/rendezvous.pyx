@@ -395,6 +395,10 @@ cdef class Offers(RailObserver):
                 else:
                     opening.close(KEYS_VALID)
 
+    def lead_changed(self, lead: Any) -> None:
+        """Open all messages on the new lead once sending continues (`reopen_messages`)."""
+        self.to_reopen = list(self.messages.values())
+
     # ---- the end ----
 
     def end_windows(self):
@@ -416,6 +420,7 @@ cdef class Offers(RailObserver):
             for message, (status, invalidated_key) in ending.items():
                 message.sender.finish(message, status, invalidated_key)
         self.unannounced.clear()
+        self.to_reopen = None  # its messages refer to this object
         for message in messages:
             message.openings = None  # they refer to the message
             code = close_message(message, NOT_INVALIDATED) or code

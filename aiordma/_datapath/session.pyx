@@ -660,7 +660,6 @@ cdef class Session(FrameHandler):
         cdef int reposted
         cdef Outbox outbox = self.outbox
         outbox.lead_rail.frame_handler = self
-        outbox.offers.to_reopen = list(outbox.offers.messages.values())
         reposted = outbox.repost_missing(frames)
         self.inbox.fetcher.fetch_ahead()
         return reposted
