@@ -208,7 +208,7 @@ cdef bint can_post_frame(Controls controls) noexcept:
     """Return whether a control frame can be posted now.
 
     This takes a control credit and a free entry in the send queue. While another rail is taking
-    over from the broken lead rail, nothing can be posted.
+    over from the broken lead, nothing can be posted.
     """
     return (
         controls.outbox.credits.may_send_control()

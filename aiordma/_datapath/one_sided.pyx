@@ -137,9 +137,9 @@ cdef class WRChain(WorkRequest):
         )
 
     cdef bint move(self, SendQueue new_lead) except -1:
-        """Use the keys for `new_lead` instead of those for the broken lead rail.
+        """Use the keys for `new_lead` instead of those for the broken lead.
 
-        Returns False if a region has no key for the new lead rail, or if the local memory cannot be
+        Returns False if a region has no key for the new lead, or if the local memory cannot be
         registered with its device.
         """
         cdef uint32_t i

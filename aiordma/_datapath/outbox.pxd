@@ -24,7 +24,7 @@ cdef enum:  # bits of `flags`
     # which relies on its credit.
     SENDING = 4
     AWAITS_MEMORY = 8  # `on_memory` will be called
-    SWITCHING = 16  # the lead rail broke and another rail is taking over
+    SWITCHING = 16  # the lead broke and another rail is taking over
     RESUMED = 64  # the peer has reported what arrived; `unfinished_work` is to be posted again
     BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | SWITCHING
     COLLECTING = 32  # `collect` will be called
@@ -44,7 +44,7 @@ cdef class Outbox(Sender):
     cdef readonly Offers offers
     cdef readonly Journal journal
     cdef list unfinished_work          # unfinished work of leads that broke
-    cdef readonly set batches          # type: set[WRChain]; being filled, with the lead rail's keys
+    cdef readonly set batches          # type: set[WRChain]; being filled, with the lead's keys
     cdef readonly Stripes stripes
     cdef Fifo waiting                  # messages and writes, in order
     cdef Wait wait

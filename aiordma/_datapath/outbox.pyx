@@ -89,7 +89,7 @@ cdef class WrittenFrame(Frame):
 @cython.no_gc_clear
 @cython.final
 cdef class Outbox(Sender):
-    """The sender of a connection's messages, which uses the lead rail."""
+    """The sender of a connection's messages, which uses the lead."""
 
     def __init__(self, SendQueue lead not None, FrameHandler session not None, memory: Memory,
                  owner: Owner):
@@ -203,12 +203,12 @@ cdef class Outbox(Sender):
             raise failure("ibv_dereg_mr", code)
         return 0
 
-    # ---- another lead rail ----
+    # ---- another lead ----
 
     def lead_changed(self, SendQueue lead not None) -> None:
         """Move all work to the new lead.
 
-        Unfinished work of the previous lead rail waits for the peer's Resume.
+        Unfinished work of the previous lead waits for the peer's Resume.
         """
         cdef SendQueue previous_lead = self.lead_rail
         cdef WRChain chain
@@ -238,9 +238,9 @@ cdef class Outbox(Sender):
                 self.batches.remove(batch)
 
     def remove_batch(self, WRChain batch not None) -> Exception | None:
-        """Stop moving a batch to each new lead rail, because all its operations are collected.
+        """Stop moving a batch to each new lead, because all its operations are collected.
 
-        Returns the error if the batch could not be moved to the current lead rail, or None.
+        Returns the error if the batch could not be moved to the current lead, or None.
         """
         if batch in self.batches:
             self.batches.remove(batch)
@@ -598,7 +598,7 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
     outbox.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
     if outbox.end_error is None:
         lanes = select_lanes(outbox.stripes.lanes, message.length)
-        outbox.offers.open_elsewhere(message, lanes[1:])  # the first one is the lead rail
+        outbox.offers.open_elsewhere(message, lanes[1:])  # the first one is the lead
     return True
 
 
@@ -657,7 +657,7 @@ cdef bint send_first(Outbox outbox) except -1:
 cdef bint send_written(Outbox outbox, WRChain write) except -1:
     """Post a write with immediate data as a plain write and a frame, which the journal can keep.
 
-    The write is complete when both have completed, because the lead rail may change between them.
+    The write is complete when both have completed, because the lead may change between them.
     """
     cdef PoolBlock block = None
     cdef TransferFuture waiter = write.waiter
@@ -690,7 +690,7 @@ cdef object not_executed_error(Outbox outbox, WRChain chain):
 
 
 cdef list take_unfinished_work(Outbox outbox):
-    """Take the work that no lead rail has completed, in posting order."""
+    """Take the work that no lead has completed, in posting order."""
     cdef list works = outbox.unfinished_work
     if outbox.lead_rail.leftovers is not None:
         works = outbox.lead_rail.leftovers.take_works(works)
@@ -700,7 +700,7 @@ cdef list take_unfinished_work(Outbox outbox):
 
 
 cdef bint set_local_key(Outbox outbox, Frame frame) except -1:
-    """Set the local key of the frame's memory for the lead rail's device.
+    """Set the local key of the frame's memory for the lead's device.
 
     Returns False and ends the connection if the memory cannot be registered with that device.
     """

@@ -28,7 +28,7 @@ cdef class Backlog:
     cdef object works                  # work in order, with its numbers
     cdef uint64_t latest               # number of the latest work
     cdef readonly bint is_waiting      # it is held or has work
-    cdef bint held                     # nothing is posted until the new lead rail has taken over
+    cdef bint held                     # nothing is posted until the new lead has taken over
     cdef Wait wait
     cdef int append(self, WorkRequest work) except -1
     cdef WorkRequest first(self)
@@ -59,7 +59,7 @@ cdef class SendQueue(WorkQueues):
     cdef public object error  # type: BaseException | None
     cdef public uint32_t number        # number among the rails; 0 is the first rail
     cdef public ReadKeys keys
-    cdef Stripes stripes               # None if it is closed or not the lead rail
+    cdef Stripes stripes               # None if it is closed or not the lead
     cdef object owner
     cdef readonly uint64_t bytes_read  # of messages read in chunks
     cdef Counts counts                 # counters of its connection

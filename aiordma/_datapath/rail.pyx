@@ -1,5 +1,5 @@
-# A rail: one queue pair with its send queue and receives, and the work that waits for room or is left
-# over when the rail breaks.
+# A rail: one queue pair with its send queue and receives. It also has the work that waits for room,
+# and the work that is left over when the rail breaks.
 
 from libc.stdint cimport uintptr_t
 
@@ -123,7 +123,7 @@ cdef class SendQueue(WorkQueues):
 
     cdef int post_in_turn(self, WorkRequest work) except -1:
         """Queue `work` behind all work that is already waiting for room."""
-        # On a rail that broke, `post_checked` keeps the work for the next lead rail, or fails it.
+        # On a rail that broke, `post_checked` keeps the work for the next lead, or fails it.
         if self.error is not None and not (keeps_new_work(self) and work.can_move(NOT_POSTED)):
             return self.post_checked(work)
         if work not in self.backlog.works:
@@ -184,7 +184,7 @@ cdef class SendQueue(WorkQueues):
         registered with this rail's device.
 
         Returns:
-            The number of receives that the device has accepted or the next lead rail will accept.
+            The number of receives that the device has accepted or the next lead will accept.
         """
         cdef aiordma_recv[CHAIN] receives
         cdef ibv_sge[CHAIN] sges
@@ -312,7 +312,7 @@ cdef class SendQueue(WorkQueues):
                 self.frame_handler is not None
                 and self.frame_handler.begin_failover(self, TO_OTHER_DEVICE)
             ):
-                # Fail over only to a rail on another device. If there is none, keep the lead rail,
+                # Fail over only to a rail on another device. If there is none, keep the lead,
                 # because a card's queue pair recovers if its port comes back before the retries are
                 # exhausted.
                 suspend(self, error)
@@ -381,7 +381,7 @@ cdef class SendQueue(WorkQueues):
             return
         self.fail(BufferStateError("the queue pair was closed"))
         if self.leftovers is not None:
-            # The next lead rail takes over the blocks of the receives in the order of posting.
+            # The next lead takes over the blocks of the receives in the order of posting.
             drain_receives(self)
         self.driver.detach(self.qp)
         try:
@@ -402,7 +402,7 @@ cdef class SendQueue(WorkQueues):
 
 
 cdef bint keeps_new_work(SendQueue rail) noexcept:
-    """Return whether the rail is suspended and keeps new work for the next lead rail."""
+    """Return whether the rail is suspended and keeps new work for the next lead."""
     return rail.leftovers is not None and rail.leftovers.unposted is not None
 
 
@@ -578,7 +578,7 @@ cdef class Leftovers:
     cdef list take_works(self, list unfinished):
         """Remove and return all work in posting order.
 
-        `unfinished` is work of earlier lead rails that this rail had yet to post again. The
+        `unfinished` is work of earlier leads that this rail had yet to post again. The
         session posts no new work before that is done, so this work comes before `unposted`.
         """
         works = [*(self.posted or ()), *unfinished, *(self.unposted or ())]

@@ -37,7 +37,7 @@ cdef class ReceiveSizes:
 @cython.final
 cdef class Receives(RailObserver):
     cdef Controls controls             # None once it is closed
-    cdef SendQueue queue               # of the lead rail, or of the broken one until it is replaced
+    cdef SendQueue queue               # of the lead, or of the broken one until it is replaced
     cdef ReceiveSizes sizes            # shared with the session
     cdef object pool, block_source
     cdef uint64_t posted               # number of receives posted so far

@@ -42,7 +42,7 @@ cdef class Offers(RailObserver):
     # (status, invalidated key) of each acknowledged message that is still open to other rails
     cdef dict ending
     cdef list unannounced              # Openings with keys that the peer has not been told
-    cdef list to_reopen                # messages to open to the new lead rail, or None
+    cdef list to_reopen                # messages to open to the new lead, or None
     cdef Py_ssize_t max_messages       # maximum number of messages at a time
     cdef uint32_t max_pieces           # maximum number per message
     cdef uint32_t latest               # number of the latest request

@@ -166,7 +166,7 @@ cdef int end_windows(SendFuture message, ReadKeys keys) except -1:
 @cython.no_gc_clear
 @cython.final
 cdef class Opening(WorkRequest):
-    """The access to an offered message through a rail that is not the lead rail.
+    """The access to an offered message through a rail that is not the lead.
 
     Windows are bound and invalidated by requests on that rail. The message only ends after these
     requests.
@@ -235,7 +235,7 @@ cdef class Opening(WorkRequest):
         return self.end() if self.end_requested else self.offers.on_opened(self)
 
     cdef int on_error(self, object error) except -1:
-        return 0  # the lead rail still offers the message
+        return 0  # the lead still offers the message
 
     cdef int free_memory(self) except -1:
         """End the access if the request that binds or invalidates the windows has failed."""
@@ -328,7 +328,7 @@ cdef class Offers(RailObserver):
         return 0
 
     cdef int reopen_messages(self, Lane lead) except -1:
-        """Let the new lead rail serve messages that the previous one offered, as there is room."""
+        """Let the new lead serve messages that the previous one offered, as there is room."""
         cdef SendFuture message
         cdef SendQueue rail = <SendQueue> lead.rail
         while self.to_reopen:
@@ -385,7 +385,7 @@ cdef class Offers(RailObserver):
         """End the peer's access through a rail. Other rails still serve its messages."""
         cdef Opening opening
         for message in [*self.messages.values(), *self.ending]:
-            if (<SendFuture> message).rail == rail.number:  # the rail was the lead rail
+            if (<SendFuture> message).rail == rail.number:  # the rail was the lead
                 end_windows(<SendFuture> message, rail.keys)
             for opening in list((<SendFuture> message).openings or ()):
                 if opening.rail is not rail:

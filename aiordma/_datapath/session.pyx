@@ -521,14 +521,14 @@ cdef enum:
 @cython.no_gc_clear
 @cython.final
 cdef class Session(FrameHandler):
-    """The protocol of one connection. All of its frames travel on one rail, the lead rail."""
+    """The protocol of one connection. All of its frames travel on one rail, the lead."""
 
     cdef object __weakref__
     cdef readonly Outbox outbox
     cdef readonly Controls controls
     cdef readonly Inbox inbox
     cdef ReceiveSizes sizes            # of this side's receives
-    cdef readonly Receives receives    # of the lead rail
+    cdef readonly Receives receives    # of the lead
     cdef object owner, config
     cdef list early_frames, drain_waiters
     cdef public object failover  # type: Any
@@ -599,7 +599,7 @@ cdef class Session(FrameHandler):
         rail.frame_handler, rail.expects_resume = RailFrames(self, rail), True
         rail.post_receives([self.outbox.pool._block(protocol.MIN_RECEIVE)], protocol.MIN_RECEIVE)
 
-    # ---- another lead rail ----
+    # ---- another lead ----
 
     @property
     def lead(self) -> SendQueue:
@@ -627,7 +627,7 @@ cdef class Session(FrameHandler):
         return True
 
     def send_resume(self, number: int):
-        """Send the first frame on a new lead rail. It reports which frames have arrived."""
+        """Send the first frame on a new lead. It reports which frames have arrived."""
         cdef Outbox outbox = self.outbox
         cdef SendQueue lead = outbox.lead_rail
         cdef list spare_blocks = self.controls.spare_blocks
@@ -649,7 +649,7 @@ cdef class Session(FrameHandler):
         lead.post_checked(frame)
 
     def continue_on_lead(self, frames: int) -> int:
-        """Continue on the lead rail after the peer's Resume.
+        """Continue on the lead after the peer's Resume.
 
         `frames` is the number of frames that have arrived at the peer, which the Resume reports.
         Returns the number of frames and requests that are posted again.
@@ -989,7 +989,10 @@ cdef class Session(FrameHandler):
 
 @cython.no_gc_clear
 cdef class RailFrames(FrameHandler):
-    """The handler for a rail that is not the lead rail. It accepts only the peer's Resume."""
+    """The frame handler of a rail that is not the lead. It accepts only the peer's Resume.
+
+    `Session.prepare_rail` installs it, and `Session.continue_on_lead` replaces it.
+    """
 
     cdef Session session
     cdef SendQueue rail

@@ -27,8 +27,8 @@ cdef class Striped:
 
 cdef class Stripes(RailObserver):
     cdef readonly list lanes, operations
-    cdef object lead_rail              # the lead rail, or the broken one until there is a new one
-    cdef uint64_t last_repeated        # wr_id of the last work that the new lead rail had to repeat
+    cdef object lead_rail              # the lead, or the broken one until there is a new one
+    cdef uint64_t last_repeated        # wr_id of the last work that the new lead had to repeat
     cdef object end_error              # error that ended the connection, or None
     cdef readonly list held_chunks     # in flight when lost: (lane, operation, start, length)
     cpdef int begin(self, Striped operation) except -1

@@ -19,7 +19,7 @@ cdef enum:
 cpdef list select_lanes(list lanes, uint64_t size):
     """Return the lanes that take chunks of an operation of `size` bytes, in order of preference.
 
-    `lanes` are those of all rails that are up, starting with the lead rail.
+    `lanes` are those of all rails that are up, starting with the lead.
     """
     return lanes if size >= STRIPED_FROM else lanes[:1]
 

@@ -105,7 +105,7 @@ class PeerResume(NamedTuple):
 
 @dataclass(eq=False)
 class Failover:
-    """The state machine that chooses a connection's lead rail."""
+    """The state machine that chooses a connection's lead."""
 
     rails: Rails
     on_no_rail: Callable[[BaseException], object]
@@ -182,7 +182,7 @@ class Failover:
             self._apply(_E.NO_RAIL_YET if alive else _E.NO_RAIL)
 
     def on_peer_resume(self, queue: SendQueue, number: int, frames: int) -> None:
-        """Process a Resume, which says that the peer has moved to `queue` as its lead rail.
+        """Process a Resume, which says that the peer has moved to `queue` as its lead.
 
         `frames` is the number of frames that the peer has handled. Called from within a drain.
         """
@@ -209,7 +209,7 @@ class Failover:
         self.rails.probe()
 
     def _change_lead(self, rail: Rail) -> None:
-        """Make `rail` the lead rail, and send this side's Resume on it."""
+        """Make `rail` the lead, and send this side's Resume on it."""
         queue = rail.queue
         assert queue is not None
         self.rails.set_lead(rail)

@@ -496,7 +496,7 @@ class Rails:
             if (
                 queue is None
                 or not queue.failed
-                or queue.suspended  # the lead rail, which `Failover` stops
+                or queue.suspended  # the lead, which `Failover` stops
                 or rail.state.public_state == "down"
             ):
                 continue
@@ -537,7 +537,7 @@ class Rails:
                 rail.queue.post_checked(Probe(lambda: None))
 
     def set_lead(self, rail: Rail) -> None:
-        """Make `rail` the lead rail in place of one that broke."""
+        """Make `rail` the lead in place of one that broke."""
         if rail.state is _S.CONNECTING:
             # The peer's Resume has arrived on this rail before its RailReady, so the rail works.
             self._advance(rail, _E.READY)
@@ -618,7 +618,7 @@ class Rails:
                 steps.callback(rail.release)
 
     def _lead_bytes(self) -> tuple[int, int]:
-        """Return the number of message bytes that the lead rail has sent and received.
+        """Return the number of message bytes that the lead has sent and received.
 
         These are the connection's counts minus those of the other rails.
         """
