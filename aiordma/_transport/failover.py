@@ -1,22 +1,8 @@
 """The failover of a connection: if the lead breaks, another rail becomes the lead.
 
-A failover takes these steps:
-
-1. `SendQueue.rail_broke` (rail.pyx) suspends the lead, if another rail can take over, and keeps its
-   work. It calls `Owner.broken`.
-2. The loop's next iteration calls `ConnectionLifecycle._fail_over` (lifecycle.py). It closes a link
-   that belongs to the first rail, and calls `Failover.fail_over`.
-3. `_stop_lead` calls `Rails.stop_lead` (rails.py). It moves the queue pair to ERR, tells all
-   observers that the rail is removed, and destroys the queue pair. No more frames arrive on it.
-4. `_change_lead` tells all observers about the next lead, and then sends this side's Resume, which
-   reports the number of frames handled.
-5. The peer's Resume arrives in `RailFrames.received` (session.pyx), which calls
-   `Failover.on_peer_resume`.
-6. `_retransmit` calls `Session.continue_on_lead`, which retransmits the frames that are missing
-   according to the peer's Resume (`Outbox.repost_missing` and `Outbox.post_again` in outbox.pyx).
-
-`_follow_peer` gives up the lead because the peer has left it, and `_leave_lead` because the peer is
-silent. `TRANSITIONS` defines when each step is taken, and `rail_observers` lists the observers.
+docs/design.md ("When the lead breaks") lists all steps of a failover with their functions.
+`TRANSITIONS` defines when `Failover` takes its steps, and `rail_observers` lists the parts of a
+connection that adapt to a new lead.
 
 The next lead is the rail over which the peer's latest Resume has arrived, or else the rail that
 came up first. If a side has neither, it waits for the peer's Resume for as long as packets are

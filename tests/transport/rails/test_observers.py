@@ -72,7 +72,8 @@ def documented() -> dict[str, set[str]]:
     _, table = page.split(
         "| part | `rail_up` | `rail_removed` | `lead_changed` |\n|---|---|---|---|\n"
     )
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|(.*)\|$", table.split("\n\n")[0], re.MULTILINE)
+    row = r"^\| `(\w+)` \(`[\w.]+`\) \|(.*)\|(.*)\|(.*)\|$"
+    rows = re.findall(row, table.split("\n\n")[0], re.MULTILINE)
     events = "rail_up", "rail_removed", "lead_changed"
     return {
         name: {event for event, text in zip(events, cells, strict=True) if text.strip()}
