@@ -32,8 +32,8 @@ async def test_share_gives_no_access_to_the_memory_beside_it(
             got = bytearray(64)
             await client.read(remote, got)
             assert got == pattern(192)[64:128]
-            token = replace(share.token, address=share.token.address + shift)
-            await refused(ATTACKS[attack](client, forged(client, token)[:8]))
+            token = replace(share.token, address=share.token.address + shift, length=8)
+            await refused(ATTACKS[attack](client, forged(client, token)))
             assert memory.view == pattern(192)
             await server.wait_closed()
 
