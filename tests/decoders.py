@@ -24,7 +24,7 @@ from aiordma._core import (
     admission,
     fields,
     frames,
-    handshake,
+    handshake_layout,
     layout,
     protocol,
     refusal,
@@ -48,7 +48,7 @@ from aiordma.perf import wire
 from aiordma.verbs import find_device
 from aiordma.verbs._device.grh import GRH
 
-from .core.test_handshake import endpoints, hellos
+from .core.test_handshake_layout import endpoints, hellos
 from .core.test_protocol import messages
 from .core.test_region import tokens
 from .model.frames import pack_header, unpack_header
@@ -212,25 +212,25 @@ DECODERS: dict[str, Decoder] = {
         ("protocol.decode",),
     ),
     "hello": Decoder(
-        handshake.Hello.unpack,
-        hellos.map(handshake.Hello.pack),
+        handshake_layout.Hello.unpack,
+        hellos.map(handshake_layout.Hello.pack),
         (ProtocolError,),
-        handshake.Hello.pack,
-        ("handshake.Hello.unpack",),
+        handshake_layout.Hello.pack,
+        ("handshake_layout.Hello.unpack",),
     ),
     "private data of the connection manager": Decoder(
-        handshake.Hello.unpack,
+        handshake_layout.Hello.unpack,
         st.builds(lambda hello, size: hello.pack().ljust(size, b"\0"), hellos, st.integers(0, 196)),
         (ProtocolError,),
-        handshake.Hello.pack,
+        handshake_layout.Hello.pack,
         whole=False,
     ),
     "endpoint": Decoder(
-        handshake.Endpoint.unpack,
-        endpoints.map(handshake.Endpoint.pack),
+        handshake_layout.Endpoint.unpack,
+        endpoints.map(handshake_layout.Endpoint.pack),
         (ProtocolError,),
-        handshake.Endpoint.pack,
-        ("handshake.Endpoint.unpack",),
+        handshake_layout.Endpoint.pack,
+        ("handshake_layout.Endpoint.unpack",),
     ),
     "challenge": Decoder(
         admission.Challenge.unpack,

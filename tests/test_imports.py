@@ -35,7 +35,7 @@ GROUPS: dict[str, set[str]] = {
     "_core": {"errors"},
     "config": {"_core.region", "_core.arguments", "_core.timers"},
     "_native": {"errors", "_core.arguments"},
-    "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake"}
+    "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake_layout"}
     | {"_core.environment"}
     | {"_core.arguments", "_core.timers", "errors"},
     "cm": {"_native", "verbs"} | CORE,

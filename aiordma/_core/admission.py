@@ -37,7 +37,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from aiordma._core.authentication import NONCE_SIZE, is_valid_proof, ticket_key, ticket_mac
-from aiordma._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, TICKET_SIZE
+from aiordma._core.handshake_layout import CHALLENGE_MAGIC, CHALLENGE_SIZE, TICKET_SIZE
 from aiordma._core.layout import check_layout
 from aiordma.errors import AuthenticationError, ProtocolError
 

@@ -27,7 +27,7 @@ import hashlib
 import hmac
 from functools import lru_cache
 
-from aiordma._core.handshake import Hello
+from aiordma._core.handshake_layout import Hello
 
 NONCE_SIZE = 32
 TICKET_MAC_SIZE = 16

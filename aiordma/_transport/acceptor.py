@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from .. import verbs
-from .._core.handshake import Hello
+from .._core.handshake_layout import Hello
 from .._core.refusal import pack_refusal
 from .._event_loop.shutdown import background
 from .._event_loop.time_share import Timed, TimeShare

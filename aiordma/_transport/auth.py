@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._core.handshake import Hello
+from .._core.handshake_layout import Hello
 from ..config import Encrypt
 from ..errors import AuthenticationError, ProtocolError, host_port
 

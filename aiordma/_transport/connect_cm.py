@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from typing import Never
 
 from .. import cm
-from .._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, HELLO_SIZE, TICKET_SIZE, Hello
+from .._core.handshake_layout import CHALLENGE_MAGIC, CHALLENGE_SIZE, HELLO_SIZE, TICKET_SIZE, Hello
 from .._core.refusal import is_missing_key_refusal, unpack_refusal
 from .._event_loop.driver import Driver, EventDriver, RequestDriver
 from .._event_loop.id_events import ENDED, IdEvents, check_device_name, make_id

@@ -33,7 +33,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from .._core import protocol
-from .._core.handshake import ENDPOINT_SIZE
+from .._core.handshake_layout import ENDPOINT_SIZE
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._event_loop.futures import settle
 from .._native import fork

@@ -6,7 +6,7 @@ from typing import Self
 
 from .. import verbs
 from .._core.async_only import AsyncContext
-from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE
+from .._core.handshake_layout import ENDPOINT_SIZE, HELLO_SIZE
 from ..cm.address import Address
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError

@@ -26,7 +26,7 @@ from contextlib import suppress
 from functools import partial
 
 from .._core import protocol
-from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE
+from .._core.handshake_layout import ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE
 from .._event_loop.device_failures import FailureWatch
 from .._event_loop.driver import Watch
 from .._native import fork

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from .. import verbs
-from .._core.handshake import Endpoint, Hello
+from .._core.handshake_layout import Endpoint, Hello
 from .._datapath.rail import RESERVED_ENTRIES, SendQueue
 from .._event_loop.driver import Driver
 from ..cm.address import Address

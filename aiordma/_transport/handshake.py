@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._core import protocol
-from .._core.handshake import CHALLENGE_SIZE, ENDPOINT_SIZE, TICKET_SIZE, Endpoint, Hello
+from .._core.handshake_layout import CHALLENGE_SIZE, ENDPOINT_SIZE, TICKET_SIZE, Endpoint, Hello
 from ..errors import AuthenticationError, InternalError, ProtocolError
 from .auth import NOT_THE_SAME_KEY, Security, new_ticket, new_ticket_validator
 

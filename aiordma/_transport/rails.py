@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, ClassVar
 from .. import verbs
 from .._core import protocol
 from .._core.fields import MAX_RAILS
-from .._core.handshake import Endpoint
+from .._core.handshake_layout import Endpoint
 from .._datapath.rail import SendQueue
 from .._datapath.session import Session
 from .._datapath.work_queue import RailObserver

@@ -25,7 +25,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "aiordma._core.handshake": "Endpoint",
+            "aiordma._core.handshake_layout": "Endpoint",
             "aiordma._core.timers": "decode_ack_timeout decode_rnr_timer",
             "aiordma._native": "Library",
             "._cq.completion": "CompletionChannel CompletionQueue",

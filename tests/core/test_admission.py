@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from aiordma._core.admission import SALT_SIZE, TICKETS, Challenge, TicketValidator, ticket
-from aiordma._core.handshake import CHALLENGE_SIZE, ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE
+from aiordma._core.handshake_layout import CHALLENGE_SIZE, ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE
 from aiordma.errors import AuthenticationError
 
 KEY = b"sixteen or more random bytes"

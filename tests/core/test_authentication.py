@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from aiordma._core import authentication as auth
-from aiordma._core.handshake import Hello
+from aiordma._core.handshake_layout import Hello
 
 HELLO = Hello(
     eager_size=8192,

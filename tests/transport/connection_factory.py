@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from aiordma import Buffer, Config, Connection, Listener, RegionToken, RemoteRegion, Rights, Share
-from aiordma._core.handshake import Hello
+from aiordma._core.handshake_layout import Hello
 from aiordma.config import Encrypt
 from aiordma.errors import QuotaError
 from aiordma.mr_pool import LocalMemory, PoolStatistics

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from aiordma import Config, Connection, cm, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
-from aiordma._core.handshake import CHALLENGE_SIZE, ENDPOINT_SIZE, Endpoint, Hello
+from aiordma._core.handshake_layout import CHALLENGE_SIZE, ENDPOINT_SIZE, Endpoint, Hello
 from aiordma._transport.auth import new_ticket
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, READY, TICKET
 from aiordma._transport.tcp_link import CONTROL

@@ -19,7 +19,7 @@ from aiordma import AuthenticationError, Connection, Listener, Rights, cm, conne
 from aiordma._core import protocol
 from aiordma._core.authentication import proof, transcript
 from aiordma._core.frames import FrameKind
-from aiordma._core.handshake import (
+from aiordma._core.handshake_layout import (
     CHALLENGE_MAGIC,
     CHALLENGE_SIZE,
     ENDPOINT_SIZE,

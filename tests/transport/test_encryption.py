@@ -32,7 +32,7 @@ from aiordma import (
 from aiordma._core import protocol
 from aiordma._core.authentication import proof, transcript
 from aiordma._core.frames import TAG_SIZE, FrameKind
-from aiordma._core.handshake import Hello
+from aiordma._core.handshake_layout import Hello
 from aiordma._transport.encryption import TrafficKeys, new_sealing
 from aiordma.config import Encrypt
 from aiordma.errors import IntegrityError, ProtocolError, UnencryptedError

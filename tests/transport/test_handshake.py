@@ -14,7 +14,7 @@ import pytest
 
 from aiordma import AuthenticationError, ProtocolError
 from aiordma._core import protocol
-from aiordma._core.handshake import CHALLENGE_SIZE, HELLO_SIZE, Endpoint, Hello
+from aiordma._core.handshake_layout import CHALLENGE_SIZE, HELLO_SIZE, Endpoint, Hello
 from aiordma._transport.auth import Security
 from aiordma._transport.connect_tcp import MAGICS
 from aiordma._transport.encryption import KeyExchange, new_sealing

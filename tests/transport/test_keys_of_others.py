@@ -25,7 +25,7 @@ from aiordma import (
     verbs,
 )
 from aiordma._core.frames import FrameKind
-from aiordma._core.handshake import ENDPOINT_SIZE, Endpoint
+from aiordma._core.handshake_layout import ENDPOINT_SIZE, Endpoint
 from aiordma._core.region import RegionToken
 from aiordma._transport import endpoint
 from aiordma.errors import RemoteAccessError, WorkCompletionError

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from aiordma import cm, verbs
-from aiordma._core.handshake import ENDPOINT_SIZE
+from aiordma._core.handshake_layout import ENDPOINT_SIZE
 from aiordma._core.refusal import REFUSAL_SIZE, unpack_refusal
 from aiordma._transport.connect_tcp import MAGIC
 from aiordma._transport.tcp_link import REFUSED

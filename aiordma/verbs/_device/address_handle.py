@@ -7,7 +7,7 @@ from typing import NamedTuple, TypedDict, Unpack
 
 from aiordma import verbs
 from aiordma._core.arguments import integer
-from aiordma._core.handshake import Endpoint
+from aiordma._core.handshake_layout import Endpoint
 from aiordma._native import ffi
 from aiordma._native import handles as h
 from aiordma.errors import VerbsError

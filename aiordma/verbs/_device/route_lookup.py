@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from aiordma import verbs
-from aiordma._core.handshake import Endpoint
+from aiordma._core.handshake_layout import Endpoint
 from aiordma._native import handles as h
 from aiordma.errors import VerbsError
 

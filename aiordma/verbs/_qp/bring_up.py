@@ -10,7 +10,7 @@ from typing import TypeVar, Unpack, cast
 
 from aiordma import verbs
 from aiordma._core.arguments import choice, instance
-from aiordma._core.handshake import Endpoint
+from aiordma._core.handshake_layout import Endpoint
 from aiordma._core.qp_states import TRANSITIONS, TransitionCheck, check_transition
 from aiordma._native import errno_of, explained, failure, lib
 from aiordma._native import handles as h

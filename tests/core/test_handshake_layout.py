@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
+from aiordma._core.handshake_layout import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from aiordma._core.protocol import MIN_RECEIVE
 from aiordma._core.qp_states import QPType
 from aiordma.errors import ProtocolError
