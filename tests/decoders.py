@@ -38,9 +38,9 @@ from aiordma._trace.requests import requests
 from aiordma._trace.runs import offsets, parse_runs
 from aiordma._transport import encryption
 from aiordma._transport.auth import NO_SECURITY
-from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, exchange_messages
+from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, accepted_link, exchange_messages
 from aiordma._transport.handshake import Action, Handshake
-from aiordma._transport.tcp_link import REFUSED, accepted_link
+from aiordma._transport.tcp_link import REFUSED
 from aiordma.cli.options import parse_sizes
 from aiordma.cm.address import to_storage
 from aiordma.errors import IntegrityError, ProtocolError, RejectedError, TraceFormatError

@@ -23,35 +23,44 @@ import logging
 import os
 import socket
 from contextlib import suppress
+from errno import EALREADY, ECONNREFUSED, EINPROGRESS, EISCONN, EMFILE, ENFILE, ENOBUFS, ENOMEM
 from functools import partial
+from ssl import SSLCertVerificationError, SSLEOFError
 
 from .._core import protocol
 from .._core.handshake_layout import ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE
 from .._event_loop.device_failures import FailureWatch
-from .._event_loop.driver import Watch
+from .._event_loop.driver import Watch, writable
 from .._native import fork
-from ..cm.address import Address
+from .._native.calls import failure
+from ..cm.address import Address, scope_id
 from ..errors import (
+    ON_LOOPBACK,
     TLS_HINT,
     AddressError,
     AuthenticationError,
     BusyError,
+    HandshakeBrokenError,
     ProtocolError,
     RDMAError,
+    RejectedError,
     RouteError,
+    UnreachableError,
     VerbsError,
+    cause_text,
     host_port,
 )
 from . import connect_inband
 from .acceptor import Acceptor, ConnectionLimitError, Request, packed_refusal
 from .admission_control import SilentSockets
+from .auth import Security
 from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .connection_group import ConnectionGroup
 from .endpoint import AddressedEndpoint, ForeignAddressError, listener_name, make_hello
 from .handshake import PROOF, Action, Direction, Handshake, Message
 from .inspection import ConnectionMethod
-from .tcp_link import REFUSED, SHORTAGES, TCPLink, accepted_link, address_of, open_link, socket_name
+from .tcp_link import REFUSED, VIA_HINT, TCPLink, address_of
 
 logger = logging.getLogger("aiordma.tcp")
 
@@ -69,11 +78,26 @@ MAGICS = {
 }
 SIZES = {MAGIC: MESSAGE_SIZE, TICKET: len(TICKET) + TICKET_SIZE, READY: len(READY)}
 
+# asyncio raises one of these errors if the socket is closed during the TLS handshake.
+TLS_BROKEN = (ConnectionError, SSLEOFError)
+
+# The errno values for exhausted resources in this process. They do not mean that the peer or the
+# route is at fault.
+SHORTAGES = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
+
 # Delay in seconds before a listener tries again after accept() has failed.
 ACCEPT_PAUSE = 0.1
 
 # Maximum number of sockets that a listener accepts per iteration of the event loop.
 ACCEPTS = 64
+
+
+def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]:
+    """Convert an address for `bind` and `connect`, which take the scope ID as a separate field."""
+    host, _, interface = address[0].partition("%")
+    if not interface:
+        return address
+    return host, address[1], 0, scope_id(interface)
 
 
 def send(tcp: TCPLink, handshake: Handshake, kind: Message) -> None:
@@ -110,6 +134,78 @@ async def exchange_messages(tcp: TCPLink, handshake: Handshake, until: Action) -
         raise
 
 
+# ---- the connecting side -------------------------------------------------------------------------
+
+
+async def connected_socket(address: Address, source: Address | None) -> socket.socket:
+    """Connect a TCP socket without calling the loop's `create_connection`.
+
+    That method may itself use RDMA, and uvloop resolves even numeric addresses in another thread.
+    """
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    connecting = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connecting.setblocking(False)
+        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if source is not None:
+            connecting.bind(socket_name(source))
+        name = socket_name(address)
+        code = connecting.connect_ex(name)
+        if code == EINPROGRESS:
+            code = connecting.connect_ex(name)  # a local connection is established by now
+        if code in (EINPROGRESS, EALREADY):
+            await writable(connecting.fileno())
+            code = connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code not in (0, EISCONN):
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
+
+
+async def open_link(address: Address, source: Address | None, security: Security) -> TCPLink:
+    """Connect to a listener. Raises the same exceptions as the connection manager."""
+    try:
+        connected = await connected_socket(address, source)
+    except ConnectionRefusedError as error:
+        raise RejectedError(
+            f"no listener on {host_port(address)} ({ON_LOOPBACK}); {VIA_HINT}",
+            reason=-(error.errno or ECONNREFUSED),
+            event="",
+        ) from error
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise failure("socket", error.errno or 0, f"to {host_port(address)}") from error
+        from_source = f" from {source[0]}" if source else ""
+        raise UnreachableError(
+            f"no route{from_source} to {host_port(address)}: {error.strerror}",
+            status=-(error.errno or 0),
+        ) from error
+    tls = security.tls
+    loop = asyncio.get_running_loop()
+    try:
+        _, link = await loop.create_connection(
+            partial(TCPLink, connected),
+            sock=connected,
+            ssl=tls,
+            server_hostname=security.hostname if tls else None,
+        )
+    except OSError as error:
+        connected.close()
+        if error.errno in SHORTAGES:
+            raise failure("socket", error.errno or 0, f"to {host_port(address)}") from error
+        cls = HandshakeBrokenError if isinstance(error, TLS_BROKEN) else ProtocolError
+        hint = "" if isinstance(error, SSLCertVerificationError) else f"; {TLS_HINT}"
+        raise cls(
+            f"TLS handshake with {host_port(address)} failed: {cause_text(error)}{hint}"
+        ) from error
+    except BaseException:
+        connected.close()
+        raise
+    return link
+
+
 async def connect(target: Target) -> Connection:
     """Connect to a numeric address. The caller must enforce a timeout."""
     config, security = target.config, target.security
@@ -140,6 +236,9 @@ async def connect(target: Target) -> Connection:
         return connection
 
 
+# ---- the listening side --------------------------------------------------------------------------
+
+
 def listening_socket(address: Address) -> socket.socket:
     """Create a listening socket. Unlike in asyncio, "::" also accepts IPv4 on the same port.
 
@@ -163,6 +262,19 @@ def listening_socket(address: Address) -> socket.socket:
         ) from error
     listening.setblocking(False)
     return listening
+
+
+async def accepted_link(accepted: socket.socket, security: Security) -> TCPLink:
+    """Create the link for an accepted socket. With TLS, wait for the TLS handshake."""
+    loop = asyncio.get_running_loop()
+    link = TCPLink(accepted)
+    try:
+        # Ignore the returned protocol. With TLS, uvloop returns its own protocol instead of `link`.
+        await loop.connect_accepted_socket(lambda: link, accepted, ssl=security.tls)
+    except BaseException:
+        accepted.close()
+        raise
+    return link
 
 
 class TCPListener:

@@ -8,13 +8,9 @@ socket, or sends the numbers of ended connections if several share the socket (c
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import struct
 from collections.abc import Callable
-from errno import EALREADY, ECONNREFUSED, EINPROGRESS, EISCONN, EMFILE, ENFILE, ENOBUFS, ENOMEM
-from functools import partial
-from ssl import SSLCertVerificationError, SSLEOFError
 from typing import cast
 
 from .._core import protocol
@@ -24,30 +20,23 @@ from .._core.refusal import (
     is_missing_key_refusal,
     unpack_refusal,
 )
-from .._event_loop.driver import writable
 from .._native import fork
-from .._native.calls import failure
-from ..cm.address import Address, scope_id
+from ..cm.address import Address
 from ..errors import (
-    ON_LOOPBACK,
     TLS_HINT,
     UNANNOUNCED,
     AuthenticationError,
     HandshakeBrokenError,
     ProtocolError,
     RejectedError,
-    UnreachableError,
     cause_text,
     host_port,
 )
-from .auth import NOT_THE_SAME_KEY, Security
+from .auth import NOT_THE_SAME_KEY
 
 VIA_HINT = 'is an aiordma listener running there, with via="tcp" and not "cm"?'
 
 REFUSED = b"refused\x01"
-
-# asyncio raises one of these errors if the socket is closed during the TLS handshake.
-TLS_BROKEN = (ConnectionError, SSLEOFError)
 
 # The first two bytes of a TLS handshake and a TLS alert: the record type and the major version.
 TLS_RECORDS = (b"\x16\x03", b"\x15\x03")
@@ -60,10 +49,6 @@ CONTROL = b"ctrl"
 # contains the magic and the connection number.
 _ENDED = struct.Struct("<4sI")
 ENDED = b"over"
-
-# The errno values for exhausted resources in this process. They do not mean that the peer or the
-# route is at fault.
-SHORTAGES = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 
 # The maximum number of unsent bytes. If more accumulate, the socket is aborted.
 MAX_UNSENT = 1 << 16
@@ -82,14 +67,6 @@ def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Addr
         return None
     host = name[0]
     return host.removeprefix("::ffff:") if "." in host else host, name[1]
-
-
-def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]:
-    """Convert an address for `bind` and `connect`, which take the scope ID as a separate field."""
-    host, _, interface = address[0].partition("%")
-    if not interface:
-        return address
-    return host, address[1], 0, scope_id(interface)
 
 
 class TCPLink(asyncio.Protocol):
@@ -289,85 +266,3 @@ def refusal(data: bytes) -> RejectedError | ProtocolError | AuthenticationError:
         return AuthenticationError(NOT_THE_SAME_KEY)
     why = why or "the connection was rejected"
     return RejectedError(why, reason=REJECTED_BY_APPLICATION, private_data=data, event="")
-
-
-async def connected_socket(address: Address, source: Address | None) -> socket.socket:
-    """Connect a TCP socket without calling the loop's `create_connection`.
-
-    That method may itself use RDMA, and uvloop resolves even numeric addresses in another thread.
-    """
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    connecting = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        connecting.setblocking(False)
-        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if source is not None:
-            connecting.bind(socket_name(source))
-        name = socket_name(address)
-        code = connecting.connect_ex(name)
-        if code == EINPROGRESS:
-            code = connecting.connect_ex(name)  # a local connection is established by now
-        if code in (EINPROGRESS, EALREADY):
-            await writable(connecting.fileno())
-            code = connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code not in (0, EISCONN):
-            raise OSError(code, os.strerror(code))
-    except BaseException:
-        connecting.close()
-        raise
-    return connecting
-
-
-async def open_link(address: Address, source: Address | None, security: Security) -> TCPLink:
-    """Connect to a listener. Raises the same exceptions as the connection manager."""
-    try:
-        connected = await connected_socket(address, source)
-    except ConnectionRefusedError as error:
-        raise RejectedError(
-            f"no listener on {host_port(address)} ({ON_LOOPBACK}); {VIA_HINT}",
-            reason=-(error.errno or ECONNREFUSED),
-            event="",
-        ) from error
-    except OSError as error:
-        if error.errno in SHORTAGES:
-            raise failure("socket", error.errno or 0, f"to {host_port(address)}") from error
-        from_source = f" from {source[0]}" if source else ""
-        raise UnreachableError(
-            f"no route{from_source} to {host_port(address)}: {error.strerror}",
-            status=-(error.errno or 0),
-        ) from error
-    tls = security.tls
-    loop = asyncio.get_running_loop()
-    try:
-        _, link = await loop.create_connection(
-            partial(TCPLink, connected),
-            sock=connected,
-            ssl=tls,
-            server_hostname=security.hostname if tls else None,
-        )
-    except OSError as error:
-        connected.close()
-        if error.errno in SHORTAGES:
-            raise failure("socket", error.errno or 0, f"to {host_port(address)}") from error
-        cls = HandshakeBrokenError if isinstance(error, TLS_BROKEN) else ProtocolError
-        hint = "" if isinstance(error, SSLCertVerificationError) else f"; {TLS_HINT}"
-        raise cls(
-            f"TLS handshake with {host_port(address)} failed: {cause_text(error)}{hint}"
-        ) from error
-    except BaseException:
-        connected.close()
-        raise
-    return link
-
-
-async def accepted_link(accepted: socket.socket, security: Security) -> TCPLink:
-    """Create the link for an accepted socket. With TLS, wait for the TLS handshake."""
-    loop = asyncio.get_running_loop()
-    link = TCPLink(accepted)
-    try:
-        # Ignore the returned protocol. With TLS, uvloop returns its own protocol instead of `link`.
-        await loop.connect_accepted_socket(lambda: link, accepted, ssl=security.tls)
-    except BaseException:
-        accepted.close()
-        raise
-    return link

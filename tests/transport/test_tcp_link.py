@@ -10,7 +10,8 @@ from contextlib import suppress
 import pytest
 
 from aiordma._transport.auth import NO_SECURITY
-from aiordma._transport.tcp_link import MAX_READ_AHEAD, accepted_link, connected_socket
+from aiordma._transport.connect_tcp import accepted_link, connected_socket
+from aiordma._transport.tcp_link import MAX_READ_AHEAD
 from aiordma.errors import HandshakeBrokenError
 
 
