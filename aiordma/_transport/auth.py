@@ -1,6 +1,7 @@
-"""The security requirements of a connection, and their check in the handshake.
+"""The security requirements of a connection, and the tickets of its handshake.
 
-They are the key, encryption, TLS for the TCP bootstrap, and whether messages or a stream are used.
+The requirements are the key, encryption, TLS for the TCP bootstrap, and the use of messages or of a
+stream.
 """
 
 from __future__ import annotations
@@ -9,23 +10,14 @@ import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from .._core.handshake_layout import Hello
 from ..config import Encrypt
-from ..errors import AuthenticationError, ProtocolError, host_port
-
-INTERFACES = {
-    False: "messages (connect, listen, start_server)",
-    True: "byte streams (open_connection, create_connection, start_stream_server, create_server)",
-}
-"""The interfaces for messages (False) and for byte streams (True), by `Security.stream`."""
 
 NOT_THE_SAME_KEY = "the peer reports that it has a different key"
 
 if TYPE_CHECKING:
     from .._core.admission import TicketValidator
-    from ..cm.address import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,50 +66,6 @@ class Security:
     def memory_in_clear(self) -> bool:
         """Whether unencrypted operations on memory are allowed on an encrypted connection."""
         return self.encrypt == "messages"
-
-    def check_compatible(self, peer: Hello, address: Address | None = None) -> None:
-        """Check that both sides have the same requirements.
-
-        Args:
-            peer: The peer's hello.
-            address: The peer's address, for error messages.
-
-        Raises:
-            AuthenticationError: If only one side has a key, or `encrypt` differs.
-            ProtocolError: If one side uses messages and the other side uses a byte stream.
-        """
-        if peer.stream != self.stream:
-            name = host_port(address) if address else "the peer"
-            raise ProtocolError(
-                f"{name} uses {INTERFACES[peer.stream]}, but "
-                f"this side uses {INTERFACES[self.stream]}: use the same interface on both sides"
-            )
-        if peer.authenticates and self.auth is None:
-            raise AuthenticationError("the peer requires a key: pass the same auth= on both sides")
-        if self.auth is not None and not peer.authenticates:
-            raise AuthenticationError("the peer has no key: pass the same auth= on both sides")
-        here = _Encryption(bool(self.encrypt), self.memory_in_clear)
-        there = _Encryption(peer.encrypts, peer.memory_in_clear)
-        if here != there:
-            raise AuthenticationError(
-                f"the peer {_ENCRYPTION_TEXTS[there]}, but this side {_ENCRYPTION_TEXTS[here]}: "
-                f"pass the same encrypt= on both sides"
-            )
-
-
-class _Encryption(NamedTuple):
-    """The encryption of one side, as its hello announces it."""
-
-    encrypts: bool
-    memory_in_clear: bool
-
-
-_ENCRYPTION_TEXTS = {
-    _Encryption(encrypts=False, memory_in_clear=False): "does not encrypt",
-    _Encryption(encrypts=False, memory_in_clear=True): "does not encrypt",
-    _Encryption(encrypts=True, memory_in_clear=False): "encrypts (encrypt=True)",
-    _Encryption(encrypts=True, memory_in_clear=True): 'encrypts only messages (encrypt="messages")',
-}
 
 
 NO_SECURITY = Security()

@@ -42,7 +42,7 @@ from .auth import NOT_THE_SAME_KEY, Security, new_ticket
 from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
 from .endpoint import RailEndpoint, listener_name, make_hello, route_errors
-from .handshake import Handshake, Message
+from .handshake import Handshake, Message, check_compatible
 from .inspection import ConnectionMethod
 from .lifecycle import NoLink
 
@@ -179,7 +179,7 @@ async def connect(target: Target) -> Connection:
                 await _request_challenge(link, target)
             return await _connect(link, target, challenge)
         except ChallengedError as error:
-            target.security.check_compatible(error.listener, target.address)
+            check_compatible(target.security, error.listener, target.address)
             if not tries_left:
                 raise
             challenge = error.challenge
@@ -212,7 +212,7 @@ async def _request_challenge(link: CMLink, target: Target) -> Never:
         # `expect` raises ChallengedError if the listener requires a key. A listener without a key
         # accepts the request. The event is CONNECT_RESPONSE, because the id has no queue pair.
         event = await link.expect(cm.EventType.CONNECT_RESPONSE)
-        target.security.check_compatible(Hello.unpack(event.private_data), target.address)
+        check_compatible(target.security, Hello.unpack(event.private_data), target.address)
         raise ProtocolError(
             f"{host_port(target.address)} requires a key, but did not send a challenge"
         )
@@ -334,7 +334,7 @@ class CMRequest(Request):
         hello = make_hello(acceptor.config, acceptor.security)
         self._reject(tickets.challenge.pack() + hello.pack())
         # Fail only now: the peer needs the hello in the challenge to find the mismatch as well.
-        acceptor.security.check_compatible(handshake.peer)
+        check_compatible(acceptor.security, handshake.peer)
         self._id.close()
         return False
 

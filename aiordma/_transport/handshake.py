@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._core import protocol
 from .._core.handshake_layout import CHALLENGE_SIZE, ENDPOINT_SIZE, TICKET_SIZE, Endpoint, Hello
-from ..errors import AuthenticationError, InternalError, ProtocolError
+from ..errors import AuthenticationError, InternalError, ProtocolError, host_port
 from .auth import NOT_THE_SAME_KEY, Security, new_ticket, new_ticket_validator
 
 if TYPE_CHECKING:
@@ -182,6 +182,59 @@ CONTROLS: Mapping[type[protocol.Message], Message] = MappingProxyType(
 """The messages that are control messages. READY is one only on a queue pair."""
 
 
+INTERFACES = {
+    False: "messages (connect, listen, start_server)",
+    True: "byte streams (open_connection, create_connection, start_stream_server, create_server)",
+}
+"""The interfaces for messages (False) and for byte streams (True), by `Security.stream`."""
+
+
+class _Encryption(NamedTuple):
+    """The encryption of one side, as its hello announces it."""
+
+    encrypts: bool
+    memory_in_clear: bool
+
+
+_ENCRYPTION_TEXTS = {
+    _Encryption(encrypts=False, memory_in_clear=False): "does not encrypt",
+    _Encryption(encrypts=False, memory_in_clear=True): "does not encrypt",
+    _Encryption(encrypts=True, memory_in_clear=False): "encrypts (encrypt=True)",
+    _Encryption(encrypts=True, memory_in_clear=True): 'encrypts only messages (encrypt="messages")',
+}
+
+
+def check_compatible(security: Security, peer: Hello, address: Address | None = None) -> None:
+    """Check that both sides have the same requirements.
+
+    Args:
+        security: The requirements of this side.
+        peer: The peer's hello.
+        address: The peer's address, for error messages.
+
+    Raises:
+        AuthenticationError: If only one side has a key, or `encrypt` differs.
+        ProtocolError: If one side uses messages and the other side uses a byte stream.
+    """
+    if peer.stream != security.stream:
+        name = host_port(address) if address else "the peer"
+        raise ProtocolError(
+            f"{name} uses {INTERFACES[peer.stream]}, but "
+            f"this side uses {INTERFACES[security.stream]}: use the same interface on both sides"
+        )
+    if peer.authenticates and security.auth is None:
+        raise AuthenticationError("the peer requires a key: pass the same auth= on both sides")
+    if security.auth is not None and not peer.authenticates:
+        raise AuthenticationError("the peer has no key: pass the same auth= on both sides")
+    here = _Encryption(bool(security.encrypt), security.memory_in_clear)
+    there = _Encryption(peer.encrypts, peer.memory_in_clear)
+    if here != there:
+        raise AuthenticationError(
+            f"the peer {_ENCRYPTION_TEXTS[there]}, but this side {_ENCRYPTION_TEXTS[here]}: "
+            f"pass the same encrypt= on both sides"
+        )
+
+
 class Handshake:
     """One side of a handshake.
 
@@ -320,7 +373,7 @@ class Handshake:
             AuthenticationError: If only one side has a key, or `encrypt` differs.
             ProtocolError: If one side uses messages and the other side uses a byte stream.
         """
-        self._security.check_compatible(self.peer, self._address)
+        check_compatible(self._security, self.peer, self._address)
         self.done(Action.COMPARE)
 
     def done(self, action: Action) -> None:
