@@ -82,10 +82,10 @@ from ._transport.arguments import (
 )
 from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
-from ._transport.connect_attempt import Target, no_reply_error
+from ._transport.connect_attempt import Target, no_reply_error, send_request_data
 from ._transport.connect_oob import PendingConnection
 from ._transport.connection import Connection
-from ._transport.inspection import ConnectionRequest, OnRequest, check_data, send_request_data
+from ._transport.inspection import ConnectionRequest, OnRequest, check_data
 from ._transport.listening import Port, open_ports
 from ._transport.observation import Statistics
 from ._transport.rail_status import RailStatus

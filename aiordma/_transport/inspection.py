@@ -66,29 +66,6 @@ def check_data(data: bytes) -> bytes:
     return packed
 
 
-async def send_request_data(connection: Connection, data: bytes) -> Connection:
-    """Send `data` to the listener's application, and wait until it accepts the connection.
-
-    Returns immediately if the listener does not inspect connections.
-
-    Raises:
-        RejectedError: If the application refuses the connection. The message contains its reason.
-    """
-    handshake = connection._handshake
-    if not handshake.is_inspected:
-        return connection
-    try:
-        handshake.request_data = data
-        handshake.done(Action.INSPECT)
-        connection._continue_handshake()
-        while handshake.next_step().kind is not Action.END:
-            await connection._wait_for_handshake()
-    except BaseException:
-        connection.abort()
-        raise
-    return connection
-
-
 async def inspect_connection(
     connection: Connection, via: ConnectionMethod, on_request: OnRequest, deadline: float
 ) -> bool:
