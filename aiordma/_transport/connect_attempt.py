@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Generic, Self, TypeVar
 
 from .. import verbs
+from .._core.connection_states import LifecycleEvent
 from .._event_loop.shutdown import weak_method
 from .._native.calls import shortage_hint
 from ..cm.address import Address
@@ -142,9 +143,17 @@ class ConnectAttempt(Generic[E]):
         Args:
             devices: The devices of the rails, if the connection has several rails.
         """
-        connection = self.connection
+        connection, handshake = self.connection, self.handshake
         self.link.established(weak_method(connection._on_disconnected))
-        await connection._start(self.link, devices)
+        connection._take_link(self.link)
+        connection._create_peer_parts(devices)
+        handshake.done(Action.START)  # before the frames that have arrived are processed
+        # The next state is OPEN, or AUTHENTICATING if the peer must still prove the key.
+        proved = handshake.peer_authenticated
+        connection._advance(LifecycleEvent.ESTABLISHED if proved else LifecycleEvent.KEY_REQUIRED)
+        connection._start_messages()
+        while connection._messages.awaiting_auth:
+            await connection._wait_for_handshake()
         return connection
 
     def give_up(self, error: BaseException) -> None:

@@ -244,20 +244,20 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             )
         return True
 
-    async def _start(self, link: Link, devices: tuple[verbs.Device, ...]) -> None:
-        """Open the connection over a working link. Authenticate first if this is still required.
-
-        Raises an exception if either side fails to prove possession of the key, or if the queue
-        pair has failed.
-        """
+    def _take_link(self, link: Link) -> None:
+        """Take over a working link. Raises the error if the queue pair has failed."""
         self._detect_failure()
         self._check_end()
         self._link = link
         self._owner.local, self._owner.peer = link.local_address, link.peer_address
+
+    def _create_peer_parts(self, devices: tuple[verbs.Device, ...]) -> None:
+        """Create the parts that depend on the peer. `devices` are those of the rails, if any."""
+        assert self._link is not None
         handshake = self._handshake
         config, security = self._endpoint.config, self._endpoint.security
-        client, peer = handshake.client, handshake.peer
-        if peer.rails and handshake.hello.rails:
+        client = handshake.client
+        if handshake.peer.rails and handshake.hello.rails:
             rails_class = OfferingRails if client else AnsweringRails
             self._rails = rails_class(
                 self._owner,
@@ -267,13 +267,14 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 config,
                 security,
                 devices,
-                link.peer_address,
+                self._link.peer_address,
                 self._loop.call_later,
             )
             self._messages.failover = Failover(self._rails, shutdown.weak_method(self._end))
         self._messages.awaiting_admission = handshake.is_inspected and not client
         assert self._endpoint.qp is not None
         qp_num, peer_qp_num = self._endpoint.qp.qp_num, self._endpoint.qp.query().dest_qp_num
+        handshake.peer_qp_num = peer_qp_num
         own_granter = granter(qp_num, peer_qp_num, client=client)
         peer_granter = granter(peer_qp_num, qp_num, client=not client)
         if not peer_qp_num:  # iWARP has no QP numbers
@@ -282,20 +283,16 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._keep_alive = start_keep_alive(self._queue, self._endpoint.driver.timers, config)
         if self._rails is not None:
             self._rails.lead_rail.keep_alive = self._keep_alive
-        handshake.done(Action.START)  # before `start`, which processes the frames that have arrived
-        if handshake.peer_authenticated:
+
+    def _start_messages(self) -> None:
+        """Process the frames that have arrived, and continue the handshake on the queue pair."""
+        if self._handshake.peer_authenticated:
             self._messages.awaiting_auth = False
             if (sealing := self._messages.outbox.sealing) is not None:
                 # The keys were exchanged on the socket, not in frames.
                 sealing.encrypt_first_frames()
-            self._advance(LifecycleEvent.ESTABLISHED)
-        else:
-            self._advance(LifecycleEvent.KEY_REQUIRED)
-            handshake.peer_qp_num = peer_qp_num
-        self._messages.start(peer, rails=self._rails is not None)
+        self._messages.start(self._handshake.peer, rails=self._rails is not None)
         self._continue_handshake()
-        while self._messages.awaiting_auth:
-            await self._wait_for_handshake()
 
     def _continue_handshake(self) -> None:
         """Perform the next steps of the handshake, up to a message from the peer or INSPECT."""
@@ -368,8 +365,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             except AuthenticationError as error:
                 self._end_and_report(error)
             else:
-                # Continue here, because the peer's next message may be processed before `_start`
-                # resumes.
+                # Continue here, because the peer's next message may be processed before the task
+                # that opens the connection resumes.
                 self._continue_handshake()
             return
         match message:

@@ -27,7 +27,7 @@ from aiordma._core.connection_states import ConnectionState
 from aiordma._event_loop.driver import ContextEvents
 from aiordma._native import lib
 from aiordma._transport.handshake import _SEND, Handshake, Message
-from aiordma._transport.lifecycle import ConnectionLifecycle, ConnectionOwner
+from aiordma._transport.lifecycle import ConnectionLifecycle, ConnectionOwner, Link
 from aiordma.errors import DeviceEventError, DeviceNotFoundError, RDMAError
 from aiordma.verbs import AsyncEvent, EventType, find_device
 
@@ -160,21 +160,21 @@ async def test_first_failure_remains_the_root_cause(factory: ConnectionFactory, 
 async def test_failure_during_the_handshake_is_raised_by_connect(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    start, send_proof = ConnectionLifecycle._start, _SEND[Message.AUTH_PROOF]
+    take_link, send_proof = ConnectionLifecycle._take_link, _SEND[Message.AUTH_PROOF]
     clients = []
 
-    async def fail_and_start(conn: Connection, *arguments: Any) -> None:
+    def fail_and_take_link(conn: Connection, link: Link) -> None:
         if conn._handshake.client:
             clients.append(conn)
             if when == "start":
                 conn._queue.rail_broke(FAILURE)
-        await start(conn, *arguments)
+        take_link(conn, link)
 
     def fail_and_send(handshake: Handshake) -> bytes | protocol.Message:
         clients[0]._queue.rail_broke(FAILURE)
         return send_proof(handshake)
 
-    monkeypatch.setattr(ConnectionLifecycle, "_start", fail_and_start)
+    monkeypatch.setattr(ConnectionLifecycle, "_take_link", fail_and_take_link)
     steps = {**_SEND, Message.AUTH_PROOF: fail_and_send}
     monkeypatch.setattr("aiordma._transport.handshake._SEND", steps)
     factory = dataclasses.replace(factory, auth=b"a key of thirty-two bytes.......")
