@@ -197,7 +197,7 @@ async def send_request_data(connection: Connection, data: bytes) -> Connection:
         handshake.request_data = data
         handshake.done(Action.INSPECT)
         connection._continue_handshake()
-        while handshake.next_step().kind is not Action.END:
+        while handshake.next_step.kind is not Action.END:
             await connection._wait_for_handshake()
     except BaseException:
         connection.abort()

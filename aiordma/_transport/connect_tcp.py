@@ -119,9 +119,12 @@ async def receive(tcp: TCPLink, handshake: Handshake, kind: Message) -> None:
 
 
 async def exchange_messages(tcp: TCPLink, handshake: Handshake, until: Action) -> None:
-    """Exchange messages until `until` is the next step."""
+    """Exchange messages, and compare the hellos, until `until` is the next step."""
     try:
-        while (step := handshake.next_step()).kind is not until:
+        while (step := handshake.next_step).kind is not until:
+            if step.kind is Action.COMPARE:
+                handshake.compare()
+                continue
             assert isinstance(step.kind, Message)
             if step.direction is Direction.SEND:
                 send(tcp, handshake, step.kind)

@@ -239,8 +239,7 @@ class Handshake:
     """One side of a handshake.
 
     The owner performs the steps in their order. For a message, it calls `send` or `receive`. For
-    COMPARE, it calls `compare`. After another action, it calls `created` or `done`. An owner that
-    does not know the next step calls `next_step`, which also compares the hellos.
+    COMPARE, it calls `compare`. After another action, it calls `created` or `done`.
     """
 
     def __init__(
@@ -296,15 +295,6 @@ class Handshake:
 
             self._authentication = authentication
 
-    def next_step(self) -> Step:
-        """Return the step that the owner must perform next, or END after the last one.
-
-        If the hellos have to be compared first, it raises the same exceptions as `compare`.
-        """
-        if self._current.kind is Action.COMPARE:
-            self.compare()
-        return self._current
-
     def _choose_steps(self) -> None:
         """Choose this side's steps, again when the peer's hello or this side's role is known."""
         sides = STEPS[self._method, self._security.auth is not None]
@@ -314,7 +304,8 @@ class Handshake:
         self._steps = (*steps, END)
 
     @property
-    def _current(self) -> Step:
+    def next_step(self) -> Step:
+        """The step that the owner must perform next, or END after the last one."""
         return self._steps[self._position]
 
     def set_role(self, *, client: bool) -> None:
@@ -332,7 +323,7 @@ class Handshake:
     @property
     def proves_key(self) -> bool:
         """Whether the next step belongs to the proof of the key."""
-        return self._current.kind in PROOF
+        return self.next_step.kind in PROOF
 
     @property
     def hello(self) -> Hello:
@@ -378,7 +369,7 @@ class Handshake:
 
     def done(self, action: Action) -> None:
         """Continue after an action. Raises InternalError if it was not the next step."""
-        if self._current.kind is not action:
+        if self.next_step.kind is not action:
             raise InternalError(f"{action.name} is not the next step of a {self._method} handshake")
         self._position += 1
 
@@ -389,7 +380,7 @@ class Handshake:
             InternalError: If the next step is not a message to send.
             ProtocolError: If the peer's challenge is invalid.
         """
-        step = self._current
+        step = self.next_step
         if step.direction is not Direction.SEND:
             raise InternalError(f"a {self._method} handshake has nothing to send")
         self._position += 1
@@ -409,7 +400,7 @@ class Handshake:
             ProtocolError: If the message is invalid or not the expected one.
         """
         self.heard_from_peer = True
-        direction, expected = self._current
+        direction, expected = self.next_step
         if kind is not expected or direction is not Direction.RECEIVE:
             raise ProtocolError(f"the peer sent an unexpected {_message_name(kind, message)}")
         _RECEIVE[kind](self, message)
@@ -430,16 +421,18 @@ class Handshake:
 
     # ---- endpoints and hellos --------------------------------------------------------------------
 
-    def _send_offer(self) -> bytes:
+    def _send_hello(self) -> bytes:
+        """Return this side's offer or reply, which contains its hello."""
         return self._offer
 
-    def _receive_reply(self, reply: bytes) -> None:
-        self._peer_offer, self._remote = reply, None
-        self._peer = Hello.unpack(reply if self._method == "cm" else reply[ENDPOINT_SIZE:])
+    def _receive_hello(self, message: bytes) -> None:
+        """Store a challenge, offer or reply, and its hello, which replaces an earlier one."""
+        self._peer_offer, self._remote = message, None
+        self._peer = Hello.unpack(message if self._method == "cm" else message[ENDPOINT_SIZE:])
         self._choose_steps()
 
     def _receive_offer(self, offer: bytes) -> None:
-        self._receive_reply(offer)
+        self._receive_hello(offer)
         if self._method != "cm":
             self.remote  # noqa: B018 - reject an invalid endpoint before creating anything
 
@@ -549,10 +542,10 @@ class Handshake:
 _SEND: Mapping[Message | Action, Callable[[Handshake], bytes | protocol.Message]] = (
     MappingProxyType(
         {
-            Message.OFFER: Handshake._send_offer,
+            Message.OFFER: Handshake._send_hello,
             Message.CHALLENGE: Handshake._send_challenge,
             Message.TICKET: Handshake._send_ticket,
-            Message.REPLY: Handshake._send_offer,
+            Message.REPLY: Handshake._send_hello,
             Message.AUTH_HELLO: Handshake._send_auth_hello,
             Message.AUTH_ANSWER: Handshake._send_auth_answer,
             Message.AUTH_PROOF: Handshake._send_auth_proof,
@@ -569,9 +562,9 @@ _RECEIVE: Mapping[Message, Callable[[Handshake, Any], None]] = MappingProxyType(
         Message.OFFER: Handshake._receive_offer,
         # The client reads the challenge only after comparing the hellos, because a server without a
         # key sends its endpoint instead.
-        Message.CHALLENGE: Handshake._receive_reply,
+        Message.CHALLENGE: Handshake._receive_hello,
         Message.TICKET: Handshake._receive_ticket,
-        Message.REPLY: Handshake._receive_reply,
+        Message.REPLY: Handshake._receive_hello,
         Message.AUTH_HELLO: Handshake._receive_auth_hello,
         Message.AUTH_ANSWER: Handshake._receive_auth_answer,
         Message.AUTH_PROOF: Handshake._receive_auth_proof,

@@ -85,7 +85,7 @@ async def inspect_connection(
     handshake = connection._handshake
     try:
         async with asyncio.timeout_at(deadline) as timeout:
-            while handshake.next_step().kind is not Action.INSPECT:
+            while handshake.next_step.kind is not Action.INSPECT:
                 await connection._wait_for_handshake()
             data = connection._request_data = handshake.request_data
             refusal = await _call_on_request(

@@ -298,7 +298,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         """Perform the next steps of the handshake, up to a message from the peer or INSPECT."""
         handshake = self._handshake
         while True:
-            step = handshake.next_step()
+            step = handshake.next_step
             if step.direction is Direction.SEND:
                 message = handshake.send()
                 assert not isinstance(message, bytes)

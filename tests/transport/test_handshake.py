@@ -105,6 +105,8 @@ class Side:
             if self.security.encrypt:
                 memory_in_clear = self.security.memory_in_clear
                 handshake.exchange = KeyExchange(new_sealing(memory_in_clear=memory_in_clear))
+        elif action is Action.COMPARE:
+            handshake.compare()
         else:
             if action is Action.CONNECT and self.method == "cm":
                 handshake.peer_qp_num = 3 - number
@@ -126,7 +128,7 @@ class Side:
         them for the one that it expects.
         """
         _, kind, payload = self.arrived.popleft()
-        step = self.handshake.next_step()
+        step = self.handshake.next_step
         if isinstance(step.kind, Message) and kind in MAGICS:
             kind = step.kind if MAGICS.get(step.kind) == MAGICS[kind] else kind
         self.receive(kind, payload)
@@ -134,7 +136,7 @@ class Side:
     def continue_until_receive(self) -> Iterator[Sent]:
         """Perform the steps until the next one is a message to receive. Yield the messages."""
         while not self.finished:
-            step = self.handshake.next_step()
+            step = self.handshake.next_step
             if isinstance(step.kind, Action):
                 self.perform(step.kind)
             elif step.direction is Direction.SEND:
@@ -144,7 +146,7 @@ class Side:
 
     @property
     def finished(self) -> bool:
-        return self.handshake.next_step().kind is Action.END
+        return self.handshake.next_step.kind is Action.END
 
 
 class Pair:
@@ -330,10 +332,10 @@ def test_message_other_than_the_next_is_rejected(method: Method, key: bool, numb
         with suppress(ProtocolError):
             pair.run()
         receiver = pair.server if whole[number][0] else pair.client
-        if receiver.handshake.next_step() == Step(Direction.RECEIVE, expected):
+        if receiver.handshake.next_step == Step(Direction.RECEIVE, expected):
             trusted = receiver.handshake.peer_authenticated
             fails_to_receive(receiver, other)
-            assert receiver.handshake.next_step() == Step(Direction.RECEIVE, expected)
+            assert receiver.handshake.next_step == Step(Direction.RECEIVE, expected)
             assert receiver.handshake.peer_authenticated == trusted
 
 
@@ -411,7 +413,7 @@ def test_any_change_to_an_authenticated_field_ends_the_handshake(
 def test_ticket_with_another_key_is_rejected_before_the_server_creates_anything() -> None:
     pair = Pair("tcp", Security(OTHER_KEY), Security(KEY))
     fails(pair, AuthenticationError, "does not have the key")
-    assert pair.server.actions == []
+    assert Action.CREATE not in dict(pair.server.actions)
 
 
 @pytest.mark.parametrize("number", [5, 6], ids=["the server's proof", "the client's proof"])
@@ -523,7 +525,7 @@ def test_both_sides_report_requirements_that_differ(
 
 
 def is_comparing(side: Side) -> bool:
-    return side.handshake._current == Step(Direction.NONE, Action.COMPARE)
+    return side.handshake.next_step == Step(Direction.NONE, Action.COMPARE)
 
 
 def finish(side: Side) -> None:
