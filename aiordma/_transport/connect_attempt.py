@@ -108,7 +108,9 @@ class ConnectAttempt(Generic[E]):
         """Post the receives. Call this before the peer may send."""
         self.connection._messages.post_receives()
 
-    def connect(self: ConnectAttempt[AddressedEndpoint], address: Address | None) -> None:
+    def connect_queue_pair(
+        self: ConnectAttempt[AddressedEndpoint], address: Address | None
+    ) -> None:
         """Connect the queue pair to the peer at `address`, and post the receives.
 
         Raises:
@@ -116,7 +118,7 @@ class ConnectAttempt(Generic[E]):
             RDMAError: If the queue pair cannot be connected.
         """
         handshake = self.handshake
-        self.endpoint.connect(
+        self.endpoint.connect_qp(
             handshake.remote, address, peer_authenticated=handshake.peer_authenticated
         )
         self.post_receives()

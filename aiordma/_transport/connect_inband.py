@@ -224,7 +224,7 @@ def _find_initiator(group: ConnectionGroup) -> Initiator | None:
     return None
 
 
-async def connect(target: Target) -> Connection | None:
+async def try_connect(target: Target) -> Connection | None:
     """Connect over an existing connection, or return None if a socket must be used."""
     groups = _groups.get(asyncio.get_running_loop())
     group = groups.get(PeerKey.of(target)) if groups else None
@@ -258,7 +258,7 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, target: Target)
             reply = await pending.reply
             handshake.receive(Message.REPLY, reply.endpoint + reply.hello)
             handshake.compare()
-            attempt.connect(group.peer_address)
+            attempt.connect_queue_pair(group.peer_address)
             attempt.link = pending.member
             connection = await attempt.start(target.devices)
             if handshake.peer.in_band:
@@ -352,7 +352,7 @@ class InbandRequest(Request):
         attempt.create_connection(release_place)
         channel = attempt.control_channel
         member.attach(channel)
-        attempt.connect(member.peer_address)
+        attempt.connect_queue_pair(member.peer_address)
         self._reply(handshake.send_bytes())
         handshake.compare()
         await wait_first_message(channel, member)

@@ -89,7 +89,7 @@ class PendingConnection(AsyncContext):
         try:
             handshake.receive(Message.OFFER, data)
             handshake.compare()
-            self._attempt.connect(None)
+            self._attempt.connect_queue_pair(None)
         except BaseException:
             handshake.receive_again(Message.OFFER)
             raise

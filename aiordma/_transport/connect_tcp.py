@@ -213,7 +213,7 @@ async def connect(target: Target) -> Connection:
     """Connect to a numeric address. The caller must enforce a timeout."""
     config, security = target.config, target.security
     if config.in_band and security.tls is None:
-        connected = await connect_inband.connect(target)
+        connected = await connect_inband.try_connect(target)
         if connected is not None:
             return connected
     tcp = await open_link(target.address, target.source, security)
@@ -229,7 +229,7 @@ async def connect(target: Target) -> Connection:
         send(tcp, handshake, Message.OFFER)
         attempt.create_connection()  # while the listener creates its side
         await exchange_messages(tcp, handshake, until=Action.CONNECT)
-        attempt.connect(tcp.peer_address)
+        attempt.connect_queue_pair(tcp.peer_address)
         await exchange_messages(tcp, handshake, until=Action.START)
         if not (config.in_band and handshake.peer.in_band):
             return await attempt.start(target.devices)
@@ -442,7 +442,7 @@ class TCPRequest(Request):
         attempt.create_connection(release_place)
         await exchange_messages(tcp, handshake, until=Action.CONNECT)
         acceptor.reserve_place_of_peer()
-        attempt.connect(tcp.peer_address)
+        attempt.connect_queue_pair(tcp.peer_address)
         await exchange_messages(tcp, handshake, until=Action.START)
         if in_band:
             group, channel = ConnectionGroup(tcp), attempt.control_channel

@@ -320,7 +320,7 @@ class AddressedEndpoint(RailEndpoint):
         """Return the packed endpoint followed by the packed hello, as sent to the peer."""
         return self.endpoint.pack() + hello.pack()
 
-    def connect(
+    def connect_qp(
         self, remote: Endpoint, address: Address | None, *, peer_authenticated: bool
     ) -> None:
         """Connect the queue pair. Afterwards, the caller must tell the peer that it may send.

@@ -469,7 +469,7 @@ class Rails:
     def _connect_endpoint(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
         # The peer was authenticated on the lead. If it has proved a key, it may use any address.
         has_key = self.security.auth is not None
-        endpoint.connect(remote, None if has_key else self.peer, peer_authenticated=True)
+        endpoint.connect_qp(remote, None if has_key else self.peer, peer_authenticated=True)
 
     def handle_control(self, message: protocol.Message) -> bool:
         """Process a message. Returns False if it does not concern the rails.
