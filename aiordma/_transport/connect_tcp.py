@@ -1,7 +1,8 @@
 """Connections without the connection manager: endpoints are exchanged over a TCP socket.
 
 This is the TCP bootstrap. Its messages and their order are defined in handshake.py. The messages
-that prove the key are control messages. Each other message consists of a magic and its contents:
+that prove the key are control messages, which contain their length (tcp_link.py). Each other
+message has a fixed length and consists of a magic and its contents:
 
 - OFFER and REPLY contain an endpoint and a hello, and CHALLENGE contains a challenge and a hello. A
   challenge has the length of an endpoint. The client therefore reads the same number of bytes from
@@ -9,8 +10,9 @@ that prove the key are control messages. Each other message consists of a magic 
 - TICKET contains a ticket. READY is empty.
 
 A server that does not accept the connection sends REFUSED and the reason instead of its next
-message, or a Goodbye instead of its next message of the proof. All messages have a fixed length, so
-an unknown peer cannot make this side allocate memory. If the magic is wrong, the bootstrap ends.
+message, or a Goodbye instead of its next message of the proof. The length of every message is
+limited, so an unknown peer cannot make this side allocate much memory. If the magic is wrong, the
+bootstrap ends.
 
 After the bootstrap, the socket stays open. If it closes before a goodbye arrives on the connection,
 the peer has died.

@@ -2,8 +2,9 @@
 
 A `Handshake` is one side of a handshake. It follows the list of steps in STEPS: messages to send,
 messages to receive, and actions. Its owner carries the messages and performs the actions. Up to
-START, this is the method of connecting (connect_tcp.py, ...). After that, it is the connection
-(lifecycle.py), which carries the remaining messages on its queue pair.
+START, this is the method of connecting (connect_tcp.py, ...) with a ConnectAttempt
+(connect_attempt.py). After that, it is the connection (lifecycle.py), which carries the remaining
+messages on its queue pair.
 
 A handshake has no branches. A message other than the next one in the list is a protocol error, and
 every error ends the handshake, except that the user can pass another offer to an out-of-band

@@ -5,6 +5,9 @@ The messages are the same for all connection methods::
     connecting side -> listener   ConnectData (data of its user)
     listener -> connecting side   ConnectAccepted; or Goodbye (REJECTED, the reason)
 
+This module is the listener's side. The connecting side is `send_request_data` in
+connect_attempt.py.
+
 This step follows the key proof, so that the application sees only authenticated peers. It takes
 place only if the listener's hello announces it. The peer must not send messages or memory requests
 before the step has completed.

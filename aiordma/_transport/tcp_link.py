@@ -1,8 +1,9 @@
-"""The socket of the TCP bootstrap, with or without TLS, from its creation until it is closed.
+"""The open socket of a TCP bootstrap, with or without TLS, until it is closed.
 
 TCPLink is an asyncio protocol rather than a stream, because it needs no stream buffers and no
-waiting task. The bootstrap reads two messages of fixed length. After that, the peer only closes the
-socket, or sends the numbers of ended connections if several share the socket (connection_group.py).
+waiting task. The bootstrap reads a few short messages (connect_tcp.py). After that, the peer only
+closes the socket, or sends the numbers of ended connections if several share the socket
+(connection_group.py).
 """
 
 from __future__ import annotations
