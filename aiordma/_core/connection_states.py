@@ -19,7 +19,10 @@ class ConnectionState(Enum):
     """The state of a connection. The values are descriptions."""
 
     CONNECTING = "the queue pair exists, and the handshake is in progress"
-    AUTHENTICATING = "the handshake is done, and both sides are proving that they have the key"
+    AUTHENTICATING = (
+        "the handshake has reached START, and both sides are proving that they have the key; "
+        "skipped after a TCP bootstrap, which contains the proof"
+    )
     OPEN = "messages and operations on memory are possible"
     DRAINING = "`close` was called; work in progress continues, but new work is refused"
     GOODBYE_SENT = "all work is done; the goodbye was sent but not acknowledged yet"
@@ -32,8 +35,8 @@ class ConnectionState(Enum):
 class LifecycleEvent(Enum):
     """An event that may change the state of a connection. The values are descriptions."""
 
-    ESTABLISHED = "the handshake is done, and no proof of a key has to follow"
-    KEY_REQUIRED = "the handshake is done, and a key was given"
+    ESTABLISHED = "the handshake has reached START, and no proof of a key has to follow"
+    KEY_REQUIRED = "the handshake has reached START, and the proof of the key has to follow"
     PROVED = "the peer has proved that it has the key"
     CLOSE = "the user calls `close`"
     DRAINED = "all work that was started before `close` is done"
