@@ -1,8 +1,9 @@
-"""Stores and servers on the embedded device, in this process and in others."""
+"""Stores and servers, in this process and in others, on AIORDMA_DEVICE (default: embedded0)."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,22 +17,31 @@ import uvloop
 from aiordma_kv import Client, Store, server
 
 import aiordma
-from aiordma import rpc, testing
+from aiordma import rpc, testing, verbs
 
-HOST = "127.0.0.1"
+DEVICE = os.environ.get("AIORDMA_DEVICE", "embedded0")
 PAGE = 4096
+
+
+def address_of(name: str) -> str:
+    [device] = [device for device in verbs.devices() if device.name == name]
+    with device.open() as context:
+        return str(context.choose_gid().gid.ip)
+
+
+HOST = "127.0.0.1" if DEVICE == "embedded0" else address_of(DEVICE)
 
 uvloop.new_event_loop().close()  # libuv keeps a pipe that it creates for its first loop
 
 
 @pytest.fixture(autouse=True)
-def embedded_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIORDMA_DEVICE", "embedded0")
+def tested_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_DEVICE", DEVICE)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
 
 
 @pytest.fixture(autouse=True)
-def leak_check(embedded_device: None) -> Iterator[None]:
+def leak_check(tested_device: None) -> Iterator[None]:
     with testing.check_leaks():
         yield
 

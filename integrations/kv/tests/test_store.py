@@ -31,7 +31,7 @@ from aiordma_kv.common import max_calls, parse_address, read_key
 from click.testing import CliRunner
 
 import aiordma
-from conftest import HOST, PAGE, Process, raw_client, serve, wait_connected
+from conftest import DEVICE, HOST, PAGE, Process, raw_client, serve, wait_connected
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -74,7 +74,7 @@ async def test_get_returns_blocks_of_another_client(stack: AsyncExitStack) -> No
 
 def test_processes_exchange_blocks(start_process: StartProcess) -> None:
     server = start_process("--size", "16M")
-    assert server.ready.startswith(f"serving 16 MiB on embedded0 at {HOST}:")
+    assert server.ready.startswith(f"serving 16 MiB on {DEVICE} at {HOST}:")
     program = f"""
 import asyncio, aiordma_kv
 async def main():

@@ -39,7 +39,7 @@ from vllm_engine import (
 
 import aiordma
 from aiordma import rpc
-from conftest import Process
+from conftest import DEVICE, HOST, Process
 
 StartProcess = Callable[..., Process]
 StartEngine = Callable[..., Engine]
@@ -61,7 +61,7 @@ def start_engine(request: pytest.FixtureRequest) -> Iterator[StartEngine]:
 def server() -> Iterator[Process]:
     """Share a server between the tests, each of which has a namespace."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIORDMA_DEVICE", "embedded0")
+        patch.setenv("AIORDMA_DEVICE", DEVICE)
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
         process = Process("--size", "1M")
     yield process
@@ -315,7 +315,7 @@ def test_memory_is_registered_once(
 
 
 def test_tier_starts_without_a_server(start_engine: StartEngine) -> None:
-    engine = start_engine("127.0.0.1:1", timeout=0.2)
+    engine = start_engine(f"{HOST}:1", timeout=0.2)
     assert engine.lookup(keys(1)) == [MISS]
     assert not engine.store(keys(1), [0])
 
@@ -401,7 +401,7 @@ def test_tier_accepts_the_options_of_vllm_and_of_the_server(
         server.name,
         auth_file=str(auth),
         encrypt=True,
-        device="embedded0",
+        device=DEVICE,
         locality="REMOTE",
         backpressure_detector=detector,
     )
