@@ -709,10 +709,13 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
     @finalizer
     def __del__(self) -> None:
         """Drop the writer in the background thread, because its destructor may close the stream."""
+        # The loop may run the callback before this method returns, so `held` must have the only
+        # reference.
+        held = [self.asynchronous]
+        del self.asynchronous
         with suppress(RuntimeError):  # the loop has ended, or belongs to the parent process
             if self._thread.usable:
-                # Nothing needs the result of `id`, but the loop drops its argument in its thread.
-                self._thread.loop.call_soon_threadsafe(id, self.asynchronous)
+                self._thread.loop.call_soon_threadsafe(held.clear)
 
     def _read(self, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]) -> bytes:
         """Run `read` in the background thread. An interrupt puts its data back into the buffer."""

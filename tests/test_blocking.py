@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -149,7 +149,26 @@ def test_second_thread_reading_a_stream_raises_busy_error(host: str, device_name
 
 
 @pytest.mark.skipif(not hasattr(asyncio.StreamWriter, "__del__"), reason="new in Python 3.11.5")
-def test_garbage_collected_stream_warns_and_sends_eof(host: str, device_name: str) -> None:
+class WaitingThread:
+    """Stands in for the background thread: a call waits until the loop has run it."""
+
+    usable = True
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = self
+        self._loop = loop
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: object) -> None:
+        self._loop.call_soon_threadsafe(callback, *args)
+        done = threading.Event()
+        self._loop.call_soon_threadsafe(done.set)
+        assert done.wait(100)
+
+
+@pytest.mark.parametrize("is_loop_faster", [False, True])
+def test_garbage_collected_stream_warns_and_sends_eof(
+    host: str, device_name: str, is_loop_faster: bool
+) -> None:
     """The stream ends in its loop's thread, which emits the warning."""
     ended = SimpleQueue[bytes]()
 
@@ -161,6 +180,8 @@ def test_garbage_collected_stream_warns_and_sends_eof(host: str, device_name: st
     port = server.sockets[0].getsockname()[1]
     kept = [blocking.open_stream(host, port, device=device_name)]
     kept[0].within(100).write(b"hello")
+    if is_loop_faster:
+        kept[0]._thread = cast(Any, WaitingThread(kept[0]._thread.loop))
 
     def drop() -> bytes:
         kept.clear()
