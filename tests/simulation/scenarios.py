@@ -429,7 +429,7 @@ async def atomics(world: testing.World) -> None:
 
     world.host("server").serve(partial(serve, lend, **options))
     await on_two_hosts(world, use)
-    history.check()
+    history.check(steps=2_000_000)
 
 
 SCENARIOS = {
