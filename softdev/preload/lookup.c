@@ -130,39 +130,67 @@ bool preload_may_be_device_path(int dirfd, const char *path)
 
 /* ---- the walk -------------------------------------------------------------------------------- */
 
-/* Replace the names of device `*number` in a path, such as "embedded1" and "uverbs1001", by those
- * of device `new_number`. This converts paths from and to those of device 0, because the table
- * contains no others. If `*number` is negative, it is set from the first name. Returns false if the
- * path names different devices. */
-static bool rename_device(const char *from, char *to, size_t size, int *number, int new_number)
+/* The names of devices in paths consist of a prefix and a number, such as "embedded1" and
+ * "uverbs1001" for device 1. */
+static const struct device_prefix {
+	const char *text;
+	int first_number; /* the number in the name of device 0 */
+} device_prefixes[] = {{"embedded", 0}, {"uverbs", NODE_MINOR}};
+
+enum { ANY_DEVICE = -1 };
+
+/* Returns the prefix if the path component at `name` is a prefix and a digit. Otherwise returns
+ * NULL. */
+static const struct device_prefix *find_device_prefix(const char *name)
 {
-	static const struct {
-		const char *name;
-		int first;
-	} names[] = {{"embedded", 0}, {"uverbs", NODE_MINOR}};
+	for (size_t i = 0; i < sizeof(device_prefixes) / sizeof(device_prefixes[0]); i++) {
+		size_t length = strlen(device_prefixes[i].text);
+
+		if (!strncmp(name, device_prefixes[i].text, length) && name[length] >= '0' &&
+		    name[length] <= '9')
+			return &device_prefixes[i];
+	}
+	return NULL;
+}
+
+/* Returns the number of the device that the path component at `*name` names, and moves `*name` to
+ * the end of the component. Returns -1 if there is no such device, or if the number is followed by
+ * other characters or has leading zeros. */
+static int parse_device_name(const char **name, const struct device_prefix *prefix)
+{
+	const char *digits = *name + strlen(prefix->text);
+	char *end;
+	long device = strtol(digits, &end, 10) - prefix->first_number;
+
+	if ((*end && *end != '/') || (*digits == '0' && end > digits + 1))
+		return -1;
+	*name = end;
+	return device >= 0 && device < preload_devices() ? (int)device : -1;
+}
+
+/* Copy a path, and replace all names of device `*from_device` by those of `to_device`. The table
+ * contains only paths of device 0, so one of the two is always device 0. If `*from_device` is
+ * ANY_DEVICE, the first device name in the path sets it. Returns false if the path contains the
+ * name of a different device or an invalid one, or is too long. */
+static bool rename_device(const char *from, char *to, size_t size, int *from_device, int to_device)
+{
 	size_t length = 0;
 
 	while (*from && length + 1 < size) {
 		to[length++] = *from++;
-		for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-			size_t skip = strlen(names[i].name);
-			char *end;
+		const struct device_prefix *prefix =
+			to[length - 1] == '/' ? find_device_prefix(from) : NULL;
 
-			if (to[length - 1] != '/' || strncmp(from, names[i].name, skip) ||
-			    from[skip] < '0' || from[skip] > '9')
-				continue;
-			long found = strtol(from + skip, &end, 10) - names[i].first;
+		if (!prefix)
+			continue;
+		int device = parse_device_name(&from, prefix);
 
-			if (*number < 0 && found >= 0 && found < preload_devices())
-				*number = (int)found;
-			if ((*end && *end != '/') || found != *number || found < 0 ||
-			    (from[skip] == '0' && end > from + skip + 1))
-				return false;
-			length += (size_t)snprintf(to + length, size - length, "%s%d",
-						   names[i].name, names[i].first + new_number);
-			from = end;
-			break;
-		}
+		if (*from_device == ANY_DEVICE)
+			*from_device = device;
+		if (device < 0 || device != *from_device)
+			return false;
+		length += (size_t)snprintf(to + length, size - length, "%s%d", prefix->text,
+					   prefix->first_number + to_device);
 	}
 	to[length < size ? length : size - 1] = '\0';
 	return !*from && length < size;
@@ -200,16 +228,18 @@ static const struct entry *find_first_device_entry(const char *path, unsigned in
 	return NULL;
 }
 
-/* Find the table's entry for a path of any device, and the number of this device. */
+/* Find the table's entry for a path of any device, and the number of this device. The number is 0
+ * if the path contains no device name. */
 static const struct entry *find_entry(const char *path, int *number, unsigned int *index)
 {
 	char first_device_path[sizeof(((struct place *)0)->path)];
 
-	*number = -1;
+	*number = ANY_DEVICE;
 	if (!is_below_device_roots(path) ||
 	    !rename_device(path, first_device_path, sizeof(first_device_path), number, 0))
 		return NULL;
-	*number = *number < 0 ? 0 : *number; /* the path names no device */
+	if (*number == ANY_DEVICE)
+		*number = 0;
 	return find_first_device_entry(first_device_path, index);
 }
 
@@ -218,7 +248,7 @@ static const struct entry *find_entry(const char *path, int *number, unsigned in
 static bool is_device_directory(const char *path)
 {
 	char first_device_path[sizeof(((struct place *)0)->path)];
-	int number = -1;
+	int number = ANY_DEVICE;
 
 	if (!is_below_device_roots(path) ||
 	    !rename_device(path, first_device_path, sizeof(first_device_path), &number, 0))

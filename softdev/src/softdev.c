@@ -18,8 +18,8 @@ static const struct soft_roce_datagram_ops datagram_ops = {
 };
 
 static const struct soft_ud_packets packets = {
-	.hold = soft_roce_hold_addresses,
-	.release = soft_roce_release_addresses,
+	.hold_addresses = soft_roce_hold_addresses,
+	.release_addresses = soft_roce_release_addresses,
 	.send = soft_roce_send_datagram,
 };
 

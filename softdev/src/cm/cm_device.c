@@ -43,7 +43,7 @@ static int open_context(struct soft_cm_device *device, struct ibv_device *ibv_de
  * value. */
 static int open_all(void)
 {
-	int count = 0, removed_count = 0, error = 0;
+	int count = 0, failed_count = 0, error = 0;
 	struct ibv_device **list = soft_ibv_get_device_list(&count);
 
 	if (!list)
@@ -54,11 +54,14 @@ static int open_all(void)
 		if (!device->is_open)
 			error = open_context(device, list[i]);
 		else
-			removed_count += device->own.fatal;
+			failed_count += device->own.fatal;
 	}
 	soft_ibv_free_device_list(list);
-	if (!error && removed_count == count)
-		error = ENODEV; /* all devices are removed, but some still have objects */
+	/* A failed device can be used again only after its context has been closed, and objects on
+	 * it still keep the context open. Fail if this applies to all devices. There is at least
+	 * one device (soft_hca_count). */
+	if (!error && failed_count == count)
+		error = ENODEV;
 	return error ? -error : count;
 }
 

@@ -120,8 +120,10 @@ void soft_link_finish(struct soft_link *link, int error)
 {
 	soft_assert_locked();
 	struct soft_qp *qp = link->qp;
-	bool was_up = link->base.state == SOFT_LINK_UP || link->base.state == SOFT_LINK_CLOSING ||
-		      link->base.state == SOFT_LINK_SELECTING;
+	/* While a path is being selected, the CM's stream already connects the queue pairs. */
+	bool was_connected = link->base.state == SOFT_LINK_SELECTING ||
+			     link->base.state == SOFT_LINK_UP ||
+			     link->base.state == SOFT_LINK_CLOSING;
 
 	if (link->base.state == SOFT_LINK_DEAD)
 		return;
@@ -136,7 +138,7 @@ void soft_link_finish(struct soft_link *link, int error)
 	if (qp) {
 		link->qp = NULL;
 		qp->link = NULL;
-		if (was_up)
+		if (was_connected)
 			soft_qp_link_ended(qp, error);
 	}
 	if (!link->busy)

@@ -53,6 +53,16 @@ static void mark_answered(struct soft_qp *qp, uint32_t psn)
 		sq->next_psn = psn;
 }
 
+/* Complete the oldest request, whose PSNs end before `end` and have all been answered. */
+static void complete_answered(struct soft_qp *qp, uint32_t end)
+{
+	mark_answered(qp, end);
+	/* soft_complete_send() advances to the next request, so the requester must first stop
+	 * counting or retransmitting this one. */
+	soft_requester_skip_oldest(qp);
+	soft_complete_send(qp, IBV_WC_SUCCESS);
+}
+
 bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn)
 {
 	soft_assert_locked();
@@ -63,10 +73,12 @@ bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn)
 
 	if (!soft_qp_is_requester(qp))
 		return false; /* no requests to acknowledge */
-	/* A PSN that is not outstanding is valid only in a duplicate response. */
+	/* If the PSN is not outstanding, it is valid only in a duplicate response, whose PSN comes
+	 * before all outstanding ones. */
 	if (count > sq->unsent - old_unacked)
-		return count >= SOFT_PSN_HALF;
+		return soft_psn_before(until, old_unacked);
 	while (sq->unacked != until) {
+		/* Local requests have no PSN. Complete those that precede the next sent request. */
 		soft_send_complete_local(qp);
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->oldest);
 		uint32_t end = send->psn + send->psns;
@@ -77,9 +89,7 @@ bool soft_complete_acknowledged(struct soft_qp *qp, uint32_t psn)
 			mark_answered(qp, until);
 			break;
 		}
-		mark_answered(qp, end);
-		soft_requester_skip_oldest(qp);
-		soft_complete_send(qp, IBV_WC_SUCCESS);
+		complete_answered(qp, end);
 	}
 	if (sq->unacked != old_unacked)
 		continue_sending(qp);
@@ -242,9 +252,7 @@ static void complete_oldest(struct soft_qp *qp)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 
-	mark_answered(qp, send->psn + send->psns);
-	soft_requester_skip_oldest(qp);
-	soft_complete_send(qp, IBV_WC_SUCCESS);
+	complete_answered(qp, send->psn + send->psns);
 	continue_sending(qp);
 }
 

@@ -264,25 +264,31 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 		soft_multicast_rejoin();
 }
 
-/* Make the queue pair reachable before it enters RTR. Returns 0 or an errno value. */
+/* Prepare to receive datagrams before the queue pair enters RTR. Returns 0 or an errno value. */
 static int prepare_rtr(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 {
 	const struct soft_ud_packets *packets = soft_device.ud->packets;
-	int rc = packets ? packets->hold() : 0;
+	/* Without `packets`, datagrams arrive at the UDP socket of datagram.c, which every UD queue
+	 * pair holds from its creation. */
+	int rc = packets ? packets->hold_addresses() : 0;
 
 	(void)depth;
 	(void)psn;
-	if (!rc)
-		qp->attr.path_mtu = soft_links->active_mtu(soft_qp_hca(qp));
-	return rc;
+	if (rc)
+		return rc;
+	/* Applications set no path MTU for UD. The port's active MTU limits the messages instead
+	 * (soft_mtu_shift). */
+	qp->attr.path_mtu = soft_links->active_mtu(soft_qp_hca(qp));
+	return 0;
 }
 
-/* Undo prepare_rtr(). The path MTU is 0 unless prepare_rtr() has succeeded. */
+/* Undo prepare_rtr(). The path MTU is 0 unless prepare_rtr() has succeeded. A forked child does not
+ * hold the addresses for the queue pairs that it has inherited. */
 static void undo_prepare_rtr(struct soft_qp *qp)
 {
 	if (qp->attr.path_mtu && soft_device.ud->packets &&
 	    !soft_context_is_inherited(soft_context_of(qp->ibv.context)))
-		soft_device.ud->packets->release();
+		soft_device.ud->packets->release_addresses();
 	qp->attr.path_mtu = 0;
 }
 

@@ -80,9 +80,10 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 /* Functions that replace those of datagram.c when datagrams are RoCE packets. Multicast groups
  * always use datagram.c. */
 struct soft_ud_packets {
-	/* Make a queue pair reachable. Returns 0 or an errno value. */
-	int (*hold)(void);
-	void (*release)(void);
+	/* Keep the addresses of all devices open to receive packets, until the matching
+	 * release_addresses(). Returns 0 or an errno value. */
+	int (*hold_addresses)(void);
+	void (*release_addresses)(void);
 	/* like soft_datagram_send() */
 	bool (*send)(const struct soft_datagram *datagram, const struct iovec *payload, int count);
 };
