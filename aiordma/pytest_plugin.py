@@ -53,11 +53,18 @@ _MAX_TRACE_LINES = 200
 
 
 def _parse_seeds(seeds: str) -> str:
-    """Convert the value of --rdma-seeds to the format of AIORDMA_SIMULATION_SEEDS."""
+    """Convert the value of --rdma-seeds to the format of AIORDMA_SIMULATION_SEEDS.
+
+    An empty value has the same effect as no option.
+    """
+    if not seeds:
+        return seeds
     first, colon, end = seeds.partition(":")
     with suppress(ValueError):
-        if not seeds or (0 <= int(first) < int(end) if colon else int(seeds) > 0):
-            return seeds if colon or not seeds else f"0:{seeds}"
+        if colon and 0 <= int(first) < int(end):
+            return seeds
+        if not colon and int(seeds) > 0:
+            return f"0:{seeds}"
     raise argparse.ArgumentTypeError(
         f"expected a number of seeds such as 1000, or a range such as 500:1000, not {seeds!r}"
     )

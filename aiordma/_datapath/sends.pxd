@@ -73,7 +73,7 @@ cdef class SendFuture(OpFuture):
 
 cdef class Frame(WorkRequest):
     cdef PoolBlock block               # None once it has been returned
-    cdef bint on_device                # the device still uses the block
+    cdef bint awaits_completion        # True from creation until `detach`
     cdef bint missing                  # not at the peer, and not posted again yet
     cdef uint64_t number               # number in the journal
     cdef Sender sender                 # None if there are no messages in it

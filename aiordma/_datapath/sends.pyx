@@ -258,9 +258,9 @@ cdef class Frame(WorkRequest):
 
     cdef void detach(self) noexcept:
         """Record that the device no longer uses the memory."""
-        if not self.on_device:
+        if not self.awaits_completion:
             return
-        self.on_device = False
+        self.awaits_completion = False
         if self.sender is not None:
             self.sender.frames_in_flight -= 1
         if not self.kept:
@@ -269,7 +269,7 @@ cdef class Frame(WorkRequest):
     cdef void release_from_journal(self) noexcept:
         """Record that the journal no longer needs the frame."""
         self.kept = False
-        if not self.on_device:
+        if not self.awaits_completion:
             self.release_block()
 
     cdef void release_block(self) noexcept:
@@ -306,7 +306,7 @@ cdef class Frame(WorkRequest):
 
     cdef int prepare_again(self) except -1:
         """Prepare to post the frame again on another rail, where this rail's keys are unknown."""
-        self.on_device, self.missing = True, False
+        self.awaits_completion, self.missing = True, False
         self.opcode, self.imm, self.request_count = IBV_WR_SEND, 0, 1
         if self.sender is not None:
             self.sender.frames_in_flight += 1
@@ -420,6 +420,6 @@ cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture mes
 
 cdef Frame init_frame(Frame frame, PoolBlock block, uint32_t length):
     frame.kind, frame.opcode = KIND_SEND, IBV_WR_SEND
-    frame.block, frame.on_device = block, True
+    frame.block, frame.awaits_completion = block, True
     frame.address, frame.length, frame.lkey = block.address, length, block.lkey
     return frame

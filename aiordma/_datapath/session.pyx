@@ -926,6 +926,8 @@ cdef class Session(FrameHandler):
 
     def drained(self) -> asyncio.Future[None]:
         """Return a future that is done when no message waits to be sent or to be read by the peer.
+
+        It is also done, without an error, when the session ends.
         """
         future = self.outbox.lead_rail.table.wakeups.loop.create_future()
         self.drain_waiters.append(future)
@@ -933,7 +935,7 @@ cdef class Session(FrameHandler):
         return future
 
     cdef int wake_if_drained(self) except -1:
-        """Wake the tasks that wait for `drained` if nothing remains to be sent or read."""
+        """Complete the futures of `drained` if nothing remains to be sent or read, or after `end`."""
         cdef Lane lane
         if not self.outbox.flags & ENDED:
             if (
@@ -954,7 +956,10 @@ cdef class Session(FrameHandler):
         return 0
 
     def end(self, error: BaseException):
-        """Fail all waiters with `error`. Messages that have arrived can still be received."""
+        """End all waiting operations because of `error`. Arrived messages can still be received.
+
+        The operations fail, except that the futures of `drained` complete without an error.
+        """
         if self.outbox.flags & ENDED:
             return
         self.outbox.end(error)

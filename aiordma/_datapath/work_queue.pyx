@@ -68,7 +68,8 @@ cdef class WorkRequest:
     cdef object reason_not_to_post(self):
         """Return why the work must not be posted after it has waited, or None.
 
-        The reason is passed to `end_unposted`. It is an error if that has to fail the work.
+        The reason is passed to `end_unposted`, which fails the work with it. The reason must then
+        be an exception. A class whose `end_unposted` does not use the reason may return any object.
         """
         return None
 

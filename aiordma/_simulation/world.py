@@ -47,6 +47,7 @@ Hosts = Mapping[str, Callable[[], Coroutine[Any, Any, Any]]]
 
 TURNS_PER_COLLECTION = 2000  # loop iterations between two garbage collections
 GRACE = 120.0  # simulated seconds in which other programs must end after the main program
+NO_MACHINE = -1  # lets softdev.sim_enter return to the process's own device
 MAX_LINES = 40  # maximum lines for the timeline in an error's note, and for the waiting tasks
 # These exceptions end a search over several seeds. Any other BaseException, such as CancelledError
 # or a failure in pytest, only fails the current seed.
@@ -214,7 +215,7 @@ class World:
         """A heap of the faults in progress and the functions that end them, ordered by end time."""
         self._timeline: list[tuple[float, Fault | str]] = []
         self._failure: BaseException | None = None
-        self._entered_machine = -1
+        self._entered_machine = NO_MACHINE
         self._start_ns: int = softdev.sim_now()
 
     def __repr__(self) -> str:
@@ -520,9 +521,11 @@ class World:
             for kind in (ResourceWarning, RuntimeWarning):
                 warnings.simplefilter("ignore", kind)
             while machines:
-                machines.pop().close()
+                machines.pop().close()  # enters the machine
+                # Objects in reference cycles may use the entered machine's device when they are
+                # freed. Free those of this machine before the next one is entered.
                 gc.collect()
-        softdev.sim_enter(-1)
+        softdev.sim_enter(NO_MACHINE)
 
 
 @overload

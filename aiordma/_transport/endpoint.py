@@ -127,8 +127,11 @@ class RailEndpoint:
     `close` releases all of them that exist.
     """
 
-    has_link = True
-    """Whether the connection's link belongs to this queue pair and ends with it."""
+    link_ends_with_qp = True
+    """Whether the connection's link belongs to this queue pair and ends with it.
+
+    This is True for a connection-manager id. A TCP socket serves the whole connection instead.
+    """
 
     def __init__(
         self, driver: Driver, config: Config, security: Security, extra_receives: int = 0
@@ -275,7 +278,7 @@ def open_driver(
 class AddressedEndpoint(RailEndpoint):
     """The endpoint of a rail without the connection manager. `endpoint` is sent to the peer."""
 
-    has_link = False
+    link_ends_with_qp = False
 
     def __init__(
         self,

@@ -4,9 +4,10 @@ The owner's event loop may be busy when a lease ends, so this thread, which need
 revokes the memory key. The loop does the rest of the work later. When `Deadline.cancel` has
 returned, the action has completed or will never run.
 
-This code must not hold a lock, because the garbage collector can run a finalizer in any thread at
-any point. If the finalizer waited for a thread that needs the lock, both would deadlock. Shared
-data is therefore changed only by atomic operations of the interpreter.
+This code must not protect shared data with a lock, because the garbage collector can run a
+finalizer in any thread at any point. If the finalizer waited for a thread that needs the lock, both
+would deadlock. Shared data is therefore changed only by atomic operations of the interpreter. The
+two locks in this module are used as events: one thread waits until another one releases the lock.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Deadline:
     def __init__(self, when: float, action: Callable[[], object]) -> None:
         self.when = float(when)
         self._action = [action]  # the thread that removes the action runs or cancels it
-        self._finished = threading.Lock()  # held until the action has run or been cancelled
+        # An event rather than a lock that protects data: `cancel` waits by acquiring it, and it is
+        # released once the action has run or been cancelled.
+        self._finished = threading.Lock()
         self._finished.acquire()
         self._fork_generation = fork.generation()
         # The threads that have this deadline: two if the first one was about to end.

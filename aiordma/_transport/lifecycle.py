@@ -425,7 +425,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         other_rails_continue = (
             self._rails is not None and self._state is not ConnectionState.GOODBYE_SENT
         )
-        if self._endpoint.has_link and other_rails_continue:
+        # A link that does not belong to the first queue pair serves all rails. Its end means that
+        # the peer has ended the connection.
+        if self._endpoint.link_ends_with_qp and other_rails_continue:
             self._queue.rail_broke(error)
         else:
             self._end(error)
@@ -448,9 +450,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     def _fail_over(self) -> None:
         """Replace a broken lead with another rail."""
-        # A link that belongs to the first queue pair ends with it. Without a link, the connection
-        # continues on another rail.
-        link, abandons_link = self._link, self._endpoint.has_link
+        # A link that belongs to the first queue pair ends with it. The connection continues on
+        # another rail without a link.
+        link, abandons_link = self._link, self._endpoint.link_ends_with_qp
         assert link is not None
         if abandons_link:
             link.close()

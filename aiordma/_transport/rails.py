@@ -13,6 +13,10 @@ If a rail breaks, this side stops it and sends RailDown, and the peer responds w
 connection continues. If the lead breaks, another rail takes its place (failover.py). The connecting
 side later offers another rail on the same device, either after a delay or as soon as the device's
 port becomes active.
+
+A drain dispatches completions to the queue pairs of an event loop (`drain_once` in
+_datapath/work_queue.pyx). Functions that destroy a queue pair must not be called from within a
+drain, because the drain may still use the queue pair afterwards.
 """
 
 from __future__ import annotations
@@ -525,8 +529,9 @@ class Rails:
         lead = self.lead_rail
         assert lead.queue is not None
         assert lead.queue.error is not None
+        # Only the lead's bytes are derived from the connection's counts. Store them, because this
+        # rail will no longer be the lead. `Rail.release` adds those that the queue has read.
         lead.bytes_sent, received = self._lead_bytes()
-        # `Rail.release` adds the bytes that the queue has read.
         lead.bytes_received = received - lead.queue.bytes_read
         self._fail_rail(lead, lead.queue.error)
 
